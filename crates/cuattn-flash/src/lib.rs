@@ -1,0 +1,1 @@
+//! See the crate's description; its author is writing it.

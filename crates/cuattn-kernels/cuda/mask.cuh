@@ -1,0 +1,77 @@
+// Which keys a row may see: everything but the bias is an interval of keys, so whole blocks can be skipped or left unmasked.
+#include "numeric.cuh"
+#include "params.cuh"
+
+// BIAS: what `MaskParams::bias` points to.
+#define BIAS_NONE 0
+#define BIAS_ELEMENT 1   // additive, of the problem's element type
+#define BIAS_F32 2       // additive, float32
+#define BIAS_BOOLEAN 3   // one byte, 0 masks
+
+// One sequence of the batch, as the device finds it.
+struct Sequence {
+  int q_len;    // query rows
+  int kv_len;   // valid keys
+  i64 offset;   // position of query row 0 among the keys; may be negative
+};
+
+// Keys [begin, end); empty where begin >= end.
+struct KeyRange {
+  int begin, end;
+  DEVICE bool contains(int key) const { return key >= begin && key < end; }
+};
+
+DEVICE i64 load_index(const void* array, i32 is_64, i64 i) {
+  return is_64 ? static_cast<const i64*>(array)[i] : static_cast<const i32*>(array)[i];
+}
+
+DEVICE i64 clamp_to(i64 x, i64 low, i64 high) { return max_of(low, min_of(x, high)); }
+
+DEVICE Sequence load_sequence(const MaskParams& mask, int batch) {
+  Sequence s;
+  s.q_len = mask.q_len;
+  i64 keys = mask.kv_len;
+  if (mask.lengths != LENGTHS_FULL) {
+    i64 length = load_index(mask.key_lengths, mask.key_lengths_64, batch);
+    if (mask.lengths == LENGTHS_PAST_PLUS_QUERY) length += mask.q_len;
+    keys = clamp_to(length, 0, keys);
+  }
+  s.kv_len = (int)keys;
+  s.offset = mask.alignment == ALIGN_BOTTOM_RIGHT ? keys - mask.q_len
+           : mask.alignment == ALIGN_PER_BATCH    ? load_index(mask.query_offsets, mask.query_offsets_64, batch)
+                                                  : 0;
+  return s;
+}
+
+// The keys that query row `row` may see, before any bias.
+DEVICE KeyRange visible_keys(const MaskParams& mask, const Sequence& s, int row) {
+  const i64 position = s.offset + row;
+  i64 end = min_of((i64)s.kv_len, (i64)mask.bias_keys), begin = 0;
+  if (mask.window_right >= 0) end = clamp_to(position + mask.window_right + 1, 0, end);
+  if (mask.window_left >= 0) begin = clamp_to(position - mask.window_left, 0, end);
+  return {(int)begin, (int)end};
+}
+
+#if BIAS == BIAS_ELEMENT
+typedef Scalar BiasScalar;
+DEVICE float bias_value(BiasScalar x) { return Element::load(x); }
+#elif BIAS == BIAS_F32
+typedef float BiasScalar;
+DEVICE float bias_value(BiasScalar x) { return x; }
+#elif BIAS == BIAS_BOOLEAN
+typedef u8 BiasScalar;
+// A boolean bias is an additive one of 0 and -inf.
+DEVICE float bias_value(BiasScalar x) { return x ? 0.f : -INFINITY_F32; }
+#endif
+
+#if BIAS != BIAS_NONE
+DEVICE const BiasScalar* bias_row(const MaskParams& mask, int batch, int head, int row) {
+  return static_cast<const BiasScalar*>(mask.bias) + batch * mask.bias_batch + head * mask.bias_head + row * mask.bias_row;
+}
+
+// Score plus bias. -inf masks; any other sum stays finite, so that a row of huge negatives is still a softmax; NaN stays NaN.
+DEVICE float add_bias(float score, float bias) {
+  const float sum = score + bias;
+  return bias == -INFINITY_F32 ? bias : (sum < LOWEST_F32 ? LOWEST_F32 : sum);
+}
+#endif

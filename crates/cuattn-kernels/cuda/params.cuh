@@ -1,0 +1,37 @@
+// What the host hands to a kernel, by value. Mirrored field for field by src/abi.rs, whose tests compare the offsets.
+#include "types.cuh"
+
+// Element strides of a [batch, head, row, dim] tensor with a contiguous last dimension.
+struct Strides {
+  i64 batch, head, row;
+};
+
+#define ALIGN_TOP_LEFT 0
+#define ALIGN_BOTTOM_RIGHT 1
+#define ALIGN_PER_BATCH 2
+
+#define LENGTHS_FULL 0
+#define LENGTHS_PER_BATCH 1
+#define LENGTHS_PAST_PLUS_QUERY 2
+
+// Which keys a row may see.
+struct MaskParams {
+  const void* bias;            // BIAS says of which kind; element strides below, 0 broadcasts
+  i64 bias_batch, bias_head, bias_row, bias_key;
+  const void* key_lengths;     // [batch], read where `lengths` is not LENGTHS_FULL
+  const void* query_offsets;   // [batch], read where `alignment` is ALIGN_PER_BATCH
+  i64 window_left;             // keys j >= p - window_left; negative: no limit
+  i64 window_right;            // keys j <= p + window_right; negative: no limit. A causal mask is window_right = 0
+  i32 q_len, kv_len;
+  i32 bias_keys;               // keys from here on are masked
+  i32 alignment, lengths;
+  i32 key_lengths_64, query_offsets_64;  // whether those arrays hold 64-bit integers
+  i32 reserved;
+};
+
+// What happens to a score before the softmax.
+struct ScoreParams {
+  const void* buffers[4];      // of the user's score modification
+  float scale;                 // on q.k
+  float softcap;               // c of c * tanh(s / c)
+};
