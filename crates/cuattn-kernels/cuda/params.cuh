@@ -35,3 +35,20 @@ struct ScoreParams {
   float scale;                 // on q.k
   float softcap;               // c of c * tanh(s / c)
 };
+
+// Everything a fused attention kernel needs.
+struct FlashParams {
+  const void* q;               // [batch, q_heads, q_len, head_dim]
+  const void* k;               // [batch, kv_heads, kv_len, head_dim]
+  const void* v;               // [batch, kv_heads, kv_len, v_head_dim]
+  void* o;                     // [batch, q_heads, q_len, v_head_dim]
+  const float* sinks;          // [q_heads], or null
+  float* log_sum_exp;          // [batch, q_heads, q_len], or null
+  Strides q_strides, k_strides, v_strides, o_strides;
+  MaskParams mask;
+  ScoreParams score;
+  i32 batch, q_heads, kv_heads, head_dim, v_head_dim;
+  i32 pack;                    // query heads folded into the rows of a tile: 1, or all of a group
+  i32 row_tiles;               // tiles over the q_len * pack rows of a head unit
+  i32 section;                 // head units whose tiles are drawn together (tile_scheduler.cuh)
+};

@@ -79,3 +79,49 @@ pub struct ScoreParams {
     /// `c` of `c * tanh(s / c)`.
     pub softcap: f32,
 }
+
+/// Everything a fused attention kernel needs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct FlashParams {
+    /// Device address of the queries.
+    pub q: u64,
+    /// Device address of the keys.
+    pub k: u64,
+    /// Device address of the values.
+    pub v: u64,
+    /// Device address of the output.
+    pub o: u64,
+    /// Device address of one float32 a query head, or 0.
+    pub sinks: u64,
+    /// Device address of the log-sum-exp output, or 0.
+    pub log_sum_exp: u64,
+    /// Strides of q.
+    pub q_strides: Strides,
+    /// Strides of k.
+    pub k_strides: Strides,
+    /// Strides of v.
+    pub v_strides: Strides,
+    /// Strides of o.
+    pub o_strides: Strides,
+    /// Which keys a row may see.
+    pub mask: MaskParams,
+    /// What happens to a score before the softmax.
+    pub score: ScoreParams,
+    /// Sequences.
+    pub batch: i32,
+    /// Query heads.
+    pub q_heads: i32,
+    /// Key and value heads.
+    pub kv_heads: i32,
+    /// Elements of a query or key vector.
+    pub head_dim: i32,
+    /// Elements of a value vector.
+    pub v_head_dim: i32,
+    /// Query heads folded into the rows of a tile: 1, or all of a group.
+    pub pack: i32,
+    /// Tiles over the `q_len * pack` rows of a head unit.
+    pub row_tiles: i32,
+    /// Head units whose tiles are drawn together.
+    pub section: i32,
+}

@@ -16,6 +16,7 @@ embed!(
     "params.cuh",
     "mask.cuh",
     "score.cuh",
+    "tile_scheduler.cuh",
     "ptx/math.cuh",
     "ptx/cp_async.cuh",
     "ptx/mma.cuh",
