@@ -1,0 +1,139 @@
+//! `gpu-suites`: runs the parity suites on a machine that has a GPU. Needs no cargo and no files beside itself.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Parser, Subcommand};
+use cuattn_tests::report::Report;
+use cuattn_tests::runner::{self, Selection};
+use cuattn_tests::sanitize::{self, Tool};
+use cuattn_tests::suites;
+
+/// Runs the GPU parity suites. Exits with 0 only if something ran and all of it passed.
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the reduced suites under compute-sanitizer and adds its verdicts to a report
+    Sanitize(SanitizeArgs),
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// Suites to run, repeated or separated by commas; all without it
+    #[arg(long = "suite", value_name = "NAME", value_delimiter = ',')]
+    suites: Vec<String>,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "SUBSTRING")]
+    case: Option<String>,
+    /// Small shapes and few problems, for compute-sanitizer
+    #[arg(long)]
+    reduced: bool,
+    /// Seed of all random inputs; from the clock without it
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Lists suites and cases, and runs nothing
+    #[arg(long)]
+    list: bool,
+    /// Writes a JSON report
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct SanitizeArgs {
+    /// Tools to run; all four without it
+    #[arg(long = "tool", value_enum, value_delimiter = ',')]
+    tools: Vec<Tool>,
+    /// Suites to run, repeated or separated by commas; all without it
+    #[arg(long = "suite", value_name = "NAME", value_delimiter = ',')]
+    suites: Vec<String>,
+    /// Seed of all random inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The report of a full run, which gets the verdicts
+    #[arg(long, value_name = "FILE")]
+    report: PathBuf,
+    /// Folder for the tools' logs
+    #[arg(long, value_name = "DIR", default_value = "sanitizer")]
+    logs: PathBuf,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        Some(Command::Sanitize(args)) => sanitize(args),
+        None => run(cli.run),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: RunArgs) -> anyhow::Result<bool> {
+    let suites = suites::all();
+    let seed = args.seed.unwrap_or_else(|| {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
+    });
+    let selection = Selection { suites: args.suites, case: args.case, reduced: args.reduced, seed };
+    if args.list {
+        for selected in selection.pick(&suites)? {
+            for case in selected.cases {
+                println!("{}::{}", selected.suite.name(), case.name);
+            }
+        }
+        return Ok(true);
+    }
+    let report = runner::run(&suites, &selection)?;
+    println!("{}", runner::summary(&report));
+    if let Some(path) = args.report {
+        report.write(&path)?;
+        println!("report: {}", path.display());
+    }
+    Ok(report.passed())
+}
+
+fn sanitize(args: SanitizeArgs) -> anyhow::Result<bool> {
+    let mut report = Report::read(&args.report).context("run the suites with `--report` first")?;
+    let Some(sanitizer) = sanitize::find() else {
+        bail!(
+            "compute-sanitizer is not on this machine, so it was not run. It comes with the CUDA toolkit; name it in \
+             CUATTN_COMPUTE_SANITIZER, or put its folder on PATH"
+        );
+    };
+    let suites = if args.suites.is_empty() {
+        suites::all().iter().map(|suite| suite.name().to_owned()).collect()
+    } else {
+        args.suites
+    };
+    let tools = if args.tools.is_empty() { Tool::ALL.to_vec() } else { args.tools };
+    for tool in tools {
+        println!("{} over {} ...", tool.name(), suites.join(", "));
+        let verdict = sanitize::run(&sanitizer, tool, &suites, args.seed, &args.logs)?;
+        println!("{}: {} ({:.0} s)", verdict.tool, verdict.summary, verdict.seconds);
+        report.sanitizer.retain(|other| other.tool != verdict.tool);
+        report.sanitizer.push(verdict);
+        // After each tool: a run that is cut short keeps what was found so far.
+        report.write(&args.report)?;
+    }
+    println!("{}", runner::summary(&report));
+    Ok(report.sanitizer.iter().all(|tool| tool.clean))
+}

@@ -1,0 +1,1 @@
+//! One problem through one engine, against the reference.
