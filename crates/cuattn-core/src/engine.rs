@@ -4,7 +4,7 @@ use std::fmt;
 
 use curt::{Capabilities, DevicePtr, Runtime};
 
-use crate::{Problem, Refusal};
+use crate::{Problem, Refusal, VarlenProblem};
 
 /// The engines of this workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,6 +60,41 @@ pub struct Operands {
     pub score_mod_buffers: [Option<DevicePtr>; crate::MAX_SCORE_MOD_BUFFERS],
     /// Page table, `i32 [batch, max_pages]`.
     pub page_table: Option<DevicePtr>,
+}
+
+/// Device operands of one launch of a packed [`VarlenProblem`]. Pointers carry their lengths in bytes, which are checked.
+///
+/// `None` is right exactly where the problem does not ask for the operand; `schedule` alone is the caller's choice.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VarlenOperands {
+    /// Queries, `[total_q, q_heads, head_dim]`.
+    pub q: DevicePtr,
+    /// Keys, `[total_kv, kv_heads, head_dim]`, or their pages.
+    pub k: DevicePtr,
+    /// Values, `[total_kv, kv_heads, v_head_dim]`, or their pages.
+    pub v: DevicePtr,
+    /// Output, `[total_q, q_heads, v_head_dim]`. Must not overlap any input. Tokens of no sequence are left as they are.
+    pub o: DevicePtr,
+    /// Where each query sequence starts, `[batch + 1]`.
+    pub cu_seqlens_q: DevicePtr,
+    /// Where each key sequence starts, `[batch + 1]`.
+    pub cu_seqlens_kv: DevicePtr,
+    /// Keys in use of each sequence's span, `[batch]`, of the type of the offsets.
+    pub used_lengths: Option<DevicePtr>,
+    /// The array of [`crate::Alignment::PerBatch`], `[batch]`.
+    pub query_offsets: Option<DevicePtr>,
+    /// One float32 a query head.
+    pub sinks: Option<DevicePtr>,
+    /// Log-sum-exp output, float32 `[q_heads, total_q]`.
+    pub log_sum_exp: Option<DevicePtr>,
+    /// Buffers of the [`crate::ScoreMod`].
+    pub score_mod_buffers: [Option<DevicePtr>; crate::MAX_SCORE_MOD_BUFFERS],
+    /// Page table, `i32 [batch, max_pages]`.
+    pub page_table: Option<DevicePtr>,
+    /// A work list that [`VarlenPlan::build_schedule`] has made from the same lengths. Without it the launch makes its own.
+    pub schedule: Option<DevicePtr>,
+    /// Where a `u32` of [`crate::OffsetFaults`] is written.
+    pub status: Option<DevicePtr>,
 }
 
 /// Scratch memory that a plan needs for a launch. The caller owns it, and may share it among launches of one stream.
@@ -159,4 +194,63 @@ pub trait Plan: Send + Sync + fmt::Debug {
     /// Every pointer must be device memory of the plan's context, valid for its stated length until the stream has passed
     /// this launch; outputs and workspace must not be used by other work that is not ordered against this stream.
     unsafe fn launch(&self, operands: &Operands, workspace: DevicePtr) -> Result<(), LaunchError>;
+}
+
+/// One way to compute attention over packed sequences: what [`Engine`] is to dense problems.
+pub trait VarlenEngine: Send + Sync {
+    /// Which engine this is.
+    fn id(&self) -> EngineId;
+
+    /// Whether and how it would do `problem` on such a device, without compiling or allocating anything. Needs no GPU.
+    fn consider(&self, device: &Capabilities, problem: &VarlenProblem) -> Result<Explanation, Refusal>;
+
+    /// Compiles, encodes and sizes everything that a launch needs, from totals alone. Not during graph capture.
+    fn plan(&self, runtime: &Runtime, problem: &VarlenProblem) -> Result<Box<dyn VarlenPlan>, PlanError>;
+}
+
+/// A packed problem made ready for one device and stream. One plan, and one captured graph, serves any lengths within its totals.
+pub trait VarlenPlan: Send + Sync + fmt::Debug {
+    /// The problem it was made for.
+    fn problem(&self) -> &VarlenProblem;
+
+    /// The scratch memory that each launch must be given.
+    fn workspace(&self) -> WorkspaceSize;
+
+    /// The memory of a work list that can be built once and used by every launch with the same lengths, as by all layers of one
+    /// step. 0 bytes where a launch needs none.
+    fn schedule(&self) -> WorkspaceSize;
+
+    /// What a launch computes and moves, were every sequence of equal length: lengths are known to the device only.
+    fn work(&self) -> Work;
+
+    /// Why it is what it is.
+    fn explain(&self) -> Explanation;
+
+    /// Enqueues the making of a work list from the lengths that are in `operands` when the stream gets there. Reads nothing
+    /// else of `operands`, and does nothing where [`VarlenPlan::schedule`] is 0 bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Refused`] where the arrays of lengths or `schedule` do not fit; [`LaunchError::Runtime`] where the driver
+    /// refuses.
+    ///
+    /// # Safety
+    ///
+    /// As for [`VarlenPlan::launch`].
+    unsafe fn build_schedule(&self, operands: &VarlenOperands, schedule: DevicePtr) -> Result<(), LaunchError>;
+
+    /// Enqueues the computation on the runtime's stream and returns at once. Never allocates, compiles, synchronises or reads
+    /// back, so it can be captured into a graph. Checks operand extents and the workspace before anything is enqueued.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Refused`] with every operand that is missing, too small or not asked for, and where `workspace` is too
+    /// small or misaligned; [`LaunchError::Runtime`] where the driver refuses.
+    ///
+    /// # Safety
+    ///
+    /// Every pointer must be device memory of the plan's context, valid for its stated length until the stream has passed
+    /// this launch; outputs and workspace must not be used by other work that is not ordered against this stream. A `schedule`
+    /// must have been built by this plan from the same lengths.
+    unsafe fn launch(&self, operands: &VarlenOperands, workspace: DevicePtr) -> Result<(), LaunchError>;
 }

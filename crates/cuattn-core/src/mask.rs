@@ -15,6 +15,16 @@ pub enum Alignment {
     PerBatch(IndexType),
 }
 
+impl Alignment {
+    /// Element type of the array of offsets, where there is one.
+    pub const fn index_type(self) -> Option<IndexType> {
+        match self {
+            Self::PerBatch(index) => Some(index),
+            Self::TopLeft | Self::BottomRight => None,
+        }
+    }
+}
+
 /// How many keys to the left and to the right of its own position a row may see; `None` is without limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Window {
@@ -34,6 +44,16 @@ pub enum KeyLengths {
     PerBatch(IndexType),
     /// A device array `[batch]` holds the keys before this call's; the length is that plus `q_len`, clamped likewise.
     PastPlusQuery(IndexType),
+}
+
+impl KeyLengths {
+    /// Element type of the array of lengths, where there is one.
+    pub const fn index_type(self) -> Option<IndexType> {
+        match self {
+            Self::PerBatch(index) | Self::PastPlusQuery(index) => Some(index),
+            Self::Full => None,
+        }
+    }
 }
 
 /// What a bias element means.

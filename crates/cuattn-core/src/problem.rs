@@ -31,7 +31,7 @@ impl Shape {
 
     /// Whether there is no output element at all: such a problem is legal, and launches nothing.
     pub const fn is_empty(&self) -> bool {
-        self.batch == 0 || self.q_heads == 0 || self.q_len == 0 || self.v_head_dim == 0
+        self.batch == 0 || self.q_heads == 0 || self.q_len == 0
     }
 }
 

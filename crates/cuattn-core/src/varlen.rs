@@ -1,5 +1,7 @@
 //! A packed problem: sequences of any lengths, one after another, without padding.
 
+use std::fmt;
+
 use crate::{Alignment, DType, IndexType, Paging, ScoreMod, Window};
 
 /// Extents of a packed problem. Only totals are known to the host; lengths are read on the device.
@@ -23,6 +25,18 @@ pub struct VarlenShape {
     pub head_dim: usize,
     /// Elements of a value vector.
     pub v_head_dim: usize,
+}
+
+impl VarlenShape {
+    /// Query heads that share one key head. 0 where `kv_heads` is 0.
+    pub const fn group(&self) -> usize {
+        if self.kv_heads == 0 { 0 } else { self.q_heads / self.kv_heads }
+    }
+
+    /// Whether there is no output element at all: such a problem is legal, and launches nothing.
+    pub const fn is_empty(&self) -> bool {
+        self.total_q == 0 || self.q_heads == 0
+    }
 }
 
 /// Element strides of a packed `[tokens, heads, dim]` tensor whose last dimension is contiguous.
@@ -76,6 +90,9 @@ pub struct VarlenProblem {
     pub offsets: IndexType,
     /// Whether a device array `[batch]` limits the valid keys of each allocated span (`seqused_kv`).
     pub has_used_lengths: bool,
+    /// Whether a launch checks the offsets on the device and reports what it finds in a status word ([`OffsetFaults`]). The
+    /// launch goes on either way: bad offsets never reach outside the stated token counts, but their results are meaningless.
+    pub checks_offsets: bool,
     /// Where keys and values are paged: then `cu_seqlens_kv` only gives lengths, and `k`, `v` strides are of
     /// `[pages, page_size, kv_heads, dim]` with `page` as the stride between pages.
     pub paging: Option<VarlenPaging>,
@@ -90,6 +107,68 @@ pub struct VarlenPaging {
     pub k_page: i64,
     /// Element stride of V from one page to the next.
     pub v_page: i64,
+}
+
+/// What a device-side check found in the offsets: the status word, a set of bits. 0 is all well.
+///
+/// ```
+/// use cuattn_core::OffsetFaults;
+/// let faults = OffsetFaults(OffsetFaults::KV_DECREASES | OffsetFaults::KV_LAST_NOT_TOTAL);
+/// assert!(!faults.is_empty());
+/// assert_eq!(faults.to_string(), "cu_seqlens_kv decreases; the last entry of cu_seqlens_kv is not the token count");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct OffsetFaults(pub u32);
+
+impl OffsetFaults {
+    /// `cu_seqlens_q[0]` is not 0.
+    pub const Q_FIRST_NOT_ZERO: u32 = 1 << 0;
+    /// An entry of `cu_seqlens_q` is less than the one before it.
+    pub const Q_DECREASES: u32 = 1 << 1;
+    /// The last entry of `cu_seqlens_q` is not the query token count.
+    pub const Q_LAST_NOT_TOTAL: u32 = 1 << 2;
+    /// A query sequence is longer than the stated maximum.
+    pub const Q_ABOVE_MAXIMUM: u32 = 1 << 3;
+    /// `cu_seqlens_kv[0]` is not 0.
+    pub const KV_FIRST_NOT_ZERO: u32 = 1 << 8;
+    /// An entry of `cu_seqlens_kv` is less than the one before it.
+    pub const KV_DECREASES: u32 = 1 << 9;
+    /// The last entry of `cu_seqlens_kv` is not the key token count.
+    pub const KV_LAST_NOT_TOTAL: u32 = 1 << 10;
+    /// A key sequence is longer than the stated maximum.
+    pub const KV_ABOVE_MAXIMUM: u32 = 1 << 11;
+    /// An entry of `used_lengths` is negative, or more than its span holds.
+    pub const USED_OUT_OF_RANGE: u32 = 1 << 16;
+
+    /// Whether nothing was found.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl fmt::Display for OffsetFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const TEXTS: [(u32, &str); 9] = [
+            (OffsetFaults::Q_FIRST_NOT_ZERO, "cu_seqlens_q does not start at 0"),
+            (OffsetFaults::Q_DECREASES, "cu_seqlens_q decreases"),
+            (OffsetFaults::Q_LAST_NOT_TOTAL, "the last entry of cu_seqlens_q is not the token count"),
+            (OffsetFaults::Q_ABOVE_MAXIMUM, "a query sequence is longer than max_q_len"),
+            (OffsetFaults::KV_FIRST_NOT_ZERO, "cu_seqlens_kv does not start at 0"),
+            (OffsetFaults::KV_DECREASES, "cu_seqlens_kv decreases"),
+            (OffsetFaults::KV_LAST_NOT_TOTAL, "the last entry of cu_seqlens_kv is not the token count"),
+            (OffsetFaults::KV_ABOVE_MAXIMUM, "a key sequence is longer than max_kv_len"),
+            (OffsetFaults::USED_OUT_OF_RANGE, "an entry of used_lengths is outside its span"),
+        ];
+        if self.is_empty() {
+            return f.write_str("no fault");
+        }
+        let mut separator = "";
+        for (_, text) in TEXTS.iter().filter(|(bit, _)| self.0 & bit != 0) {
+            write!(f, "{separator}{text}")?;
+            separator = "; ";
+        }
+        Ok(())
+    }
 }
 
 impl VarlenProblem {
@@ -112,6 +191,7 @@ impl VarlenProblem {
             wants_log_sum_exp: false,
             offsets: IndexType::I32,
             has_used_lengths: false,
+            checks_offsets: false,
             paging: None,
         }
     }
