@@ -7,6 +7,7 @@ mod engine;
 mod extents;
 mod mask;
 mod problem;
+pub mod reference;
 mod refusal;
 mod validate;
 mod varlen;

@@ -28,6 +28,8 @@ pub enum Operand {
     LogSumExp,
     /// Scores output.
     Scores,
+    /// The score modification itself, as a closure on the host.
+    ScoreMod,
     /// A buffer of the score modification, counted from 0.
     ScoreModBuffer(usize),
     /// Page table.
@@ -59,6 +61,7 @@ impl fmt::Display for Operand {
             Self::Sinks => "sinks",
             Self::LogSumExp => "log_sum_exp",
             Self::Scores => "scores",
+            Self::ScoreMod => "score_mod",
             Self::ScoreModBuffer(index) => return write!(f, "score_mod_buffers[{index}]"),
             Self::PageTable => "page_table",
             Self::CuSeqlensQ => "cu_seqlens_q",
@@ -349,6 +352,15 @@ pub enum Reason {
     SizeOverflow {
         /// What was to be sized.
         what: &'static str,
+    },
+
+    /// More than the host's memory.
+    #[error(
+        "the host reference needs {bytes} bytes for its output and cannot have them: ask for fewer rows, or not for the scores"
+    )]
+    OutOfHostMemory {
+        /// Bytes asked for.
+        bytes: usize,
     },
 
     /// A legal problem, but not for this engine or path.

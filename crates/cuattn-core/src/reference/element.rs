@@ -1,0 +1,81 @@
+//! Stored elements to float64 and back.
+
+use half::{bf16, f16};
+
+use crate::{BiasKind, DType, IndexType};
+
+/// Every element of a contiguous tensor, exactly. Bytes beyond the last whole element are left out.
+pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
+    let mut values = vec![0.0; bytes.len() / dtype.size()];
+    decode_into(bytes, dtype, &mut values);
+    values
+}
+
+/// The bytes of a contiguous tensor, each value rounded once to the nearest, ties to even.
+pub fn encode(values: &[f64], dtype: DType) -> Vec<u8> {
+    let mut bytes = vec![0; values.len() * dtype.size()];
+    encode_into(values, dtype, &mut bytes);
+    bytes
+}
+
+pub(super) fn decode_into(bytes: &[u8], dtype: DType, values: &mut [f64]) {
+    match dtype {
+        DType::F32 => {
+            let (words, _) = bytes.as_chunks::<4>();
+            values.iter_mut().zip(words).for_each(|(value, word)| *value = f64::from(f32::from_le_bytes(*word)));
+        }
+        DType::F16 => {
+            let (words, _) = bytes.as_chunks::<2>();
+            values.iter_mut().zip(words).for_each(|(value, word)| *value = f16::from_le_bytes(*word).to_f64());
+        }
+        DType::Bf16 => {
+            let (words, _) = bytes.as_chunks::<2>();
+            values.iter_mut().zip(words).for_each(|(value, word)| *value = bf16::from_le_bytes(*word).to_f64());
+        }
+    }
+}
+
+pub(super) fn encode_into(values: &[f64], dtype: DType, bytes: &mut [u8]) {
+    match dtype {
+        DType::F32 => {
+            let (words, _) = bytes.as_chunks_mut::<4>();
+            values.iter().zip(words).for_each(|(value, word)| *word = (*value as f32).to_le_bytes());
+        }
+        DType::F16 => {
+            let (words, _) = bytes.as_chunks_mut::<2>();
+            values.iter().zip(words).for_each(|(value, word)| *word = f16::from_f64(*value).to_le_bytes());
+        }
+        DType::Bf16 => {
+            let (words, _) = bytes.as_chunks_mut::<2>();
+            values.iter().zip(words).for_each(|(value, word)| *word = bf16::from_f64(*value).to_le_bytes());
+        }
+    }
+}
+
+/// Every entry of an index array.
+pub(super) fn decode_index(bytes: &[u8], index: IndexType) -> Vec<i64> {
+    match index {
+        IndexType::I32 => bytes.as_chunks::<4>().0.iter().map(|word| i64::from(i32::from_le_bytes(*word))).collect(),
+        IndexType::I64 => bytes.as_chunks::<8>().0.iter().map(|word| i64::from_le_bytes(*word)).collect(),
+    }
+}
+
+/// What one bias element does to its score.
+#[derive(Clone, Copy)]
+pub(super) enum BiasElement {
+    Add(f64),
+    Leave,
+    Mask,
+}
+
+pub(super) fn bias_element(bytes: &[u8], kind: BiasKind, element: usize) -> BiasElement {
+    match kind {
+        BiasKind::Boolean if bytes[element] == 0 => BiasElement::Mask,
+        BiasKind::Boolean => BiasElement::Leave,
+        BiasKind::Additive(dtype) => {
+            let mut value = [0.0];
+            decode_into(&bytes[element * dtype.size()..], dtype, &mut value);
+            if value[0] == f64::NEG_INFINITY { BiasElement::Mask } else { BiasElement::Add(value[0]) }
+        }
+    }
+}
