@@ -8,11 +8,12 @@
 #define BIAS_F32 2       // additive, float32
 #define BIAS_BOOLEAN 3   // one byte, 0 masks
 
-// One sequence of the batch, as the device finds it.
+// One sequence of the batch, as the device finds it. Row r sees keys [r + left_edge, r + right_edge) within [0, key_end).
 struct Sequence {
-  int q_len;    // query rows
-  int kv_len;   // valid keys
-  i64 offset;   // position of query row 0 among the keys; may be negative
+  int q_len;       // query rows
+  int kv_len;      // valid keys
+  int key_end;     // valid keys that a bias covers
+  int left_edge, right_edge;
 };
 
 // Keys [begin, end); empty where begin >= end.
@@ -27,29 +28,34 @@ DEVICE i64 load_index(const void* array, i32 is_64, i64 i) {
 
 DEVICE i64 clamp_to(i64 x, i64 low, i64 high) { return max_of(low, min_of(x, high)); }
 
+// Sequences are shorter than 2^30 (the host sees to that), so an edge this far out is no limit, and sums with a row fit 32 bits.
+constexpr i64 FAR_EDGE = 1 << 30;
+
 DEVICE Sequence load_sequence(const MaskParams& mask, int batch) {
-  Sequence s;
-  s.q_len = mask.q_len;
   i64 keys = mask.kv_len;
   if (mask.lengths != LENGTHS_FULL) {
     i64 length = load_index(mask.key_lengths, mask.key_lengths_64, batch);
-    if (mask.lengths == LENGTHS_PAST_PLUS_QUERY) length += mask.q_len;
+    if (mask.lengths == LENGTHS_PAST_PLUS_QUERY) length = clamp_to(length, 0, keys) + mask.q_len;
     keys = clamp_to(length, 0, keys);
   }
+  // Position of query row 0 among the keys; may be negative.
+  i64 offset = mask.alignment == ALIGN_BOTTOM_RIGHT ? keys - mask.q_len
+             : mask.alignment == ALIGN_PER_BATCH    ? load_index(mask.query_offsets, mask.query_offsets_64, batch)
+                                                    : 0;
+  offset = clamp_to(offset, -FAR_EDGE, FAR_EDGE);
+  Sequence s;
+  s.q_len = mask.q_len;
   s.kv_len = (int)keys;
-  s.offset = mask.alignment == ALIGN_BOTTOM_RIGHT ? keys - mask.q_len
-           : mask.alignment == ALIGN_PER_BATCH    ? load_index(mask.query_offsets, mask.query_offsets_64, batch)
-                                                  : 0;
+  s.key_end = (int)min_of(keys, (i64)mask.bias_keys);
+  s.left_edge = (int)(mask.window_left < 0 ? -FAR_EDGE : clamp_to(offset - mask.window_left, -FAR_EDGE, FAR_EDGE));
+  s.right_edge = (int)(mask.window_right < 0 ? FAR_EDGE : clamp_to(offset + mask.window_right + 1, -FAR_EDGE, FAR_EDGE));
   return s;
 }
 
 // The keys that query row `row` may see, before any bias.
-DEVICE KeyRange visible_keys(const MaskParams& mask, const Sequence& s, int row) {
-  const i64 position = s.offset + row;
-  i64 end = min_of((i64)s.kv_len, (i64)mask.bias_keys), begin = 0;
-  if (mask.window_right >= 0) end = clamp_to(position + mask.window_right + 1, 0, end);
-  if (mask.window_left >= 0) begin = clamp_to(position - mask.window_left, 0, end);
-  return {(int)begin, (int)end};
+DEVICE KeyRange visible_keys(const Sequence& s, int row) {
+  const int end = max_of(0, min_of(row + s.right_edge, s.key_end));
+  return {max_of(0, min_of(row + s.left_edge, end)), end};
 }
 
 #if BIAS == BIAS_ELEMENT

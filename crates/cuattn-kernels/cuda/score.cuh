@@ -27,14 +27,15 @@ DEVICE float softcapped(float score, float cap) {
 #endif
 }
 
-// Everything between q.k and the masks, in natural units.
-DEVICE float finished_score(const ScoreParams& p, float qk, int batch, int head, int q, int k) {
+// Everything between q.k and the masks, in natural units. `inside` says whether the sequence has this row and key: the user's
+// snippet, which may read buffers by them, is asked for no others.
+DEVICE float finished_score(const ScoreParams& p, float qk, int batch, int head, int q, int k, bool inside = true) {
   float score = qk * p.scale;
 #ifdef SOFTCAP
   score = softcapped(score, p.softcap);
 #endif
 #ifdef SCORE_MOD
-  score = score_mod(score, batch, head, q, k, p.buffers);
+  if (inside) score = score_mod(score, batch, head, q, k, p.buffers);
 #endif
   return score;
 }

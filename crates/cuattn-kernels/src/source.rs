@@ -20,6 +20,22 @@ embed!(
     "ptx/math.cuh",
     "ptx/cp_async.cuh",
     "ptx/mma.cuh",
+    "softmax/rows.cuh",
+    "softmax/row.cuh",
+    "softmax/team.cuh",
+    "softmax/registers.cu",
+    "softmax/streaming.cu",
+    "softmax/finite.cuh",
+    "softmax/copy_rows.cu",
+    "softmax/nonfinite_values.cu",
+    "ptx/shared.cuh",
+    "ptx/warp.cuh",
+    "shared_tile.cuh",
+    "flash/fragments.cuh",
+    "flash/online_softmax.cuh",
+    "flash/bias_tile.cuh",
+    "flash/selected_product.cuh",
+    "flash/mma.cu",
 );
 
 /// The path by which [`crate::files`] and diagnostics know the user's score modification.

@@ -39,7 +39,7 @@ DEVICE Row load_row(const SoftmaxParams& p, int index) {
   Row row;
   row.place = place_of(p.chunk, index);
   const RowPlace at = row.place;
-  row.keys = visible_keys(p.mask, load_sequence(p.mask, at.batch), at.query);
+  row.keys = visible_keys(load_sequence(p.mask, at.batch), at.query);
   row.number = ((i64)at.batch * p.q_heads + at.head) * p.chunk.q_len + at.query;
 #if BIAS != BIAS_NONE
   row.bias = bias_row(p.mask, at.batch, at.head, at.query);
@@ -52,6 +52,9 @@ DEVICE Row load_row(const SoftmaxParams& p, int index) {
 DEVICE float masked_score(const SoftmaxParams& p, const Row& row, int key, float qk) {
   if (!row.keys.contains(key)) return -INFINITY_F32;
   float score = finished_score(p.score, qk, row.place.batch, row.place.head, row.place.query, key);
+#ifdef SCORE_MOD
+  if (score == -INFINITY_F32) return score;  // the user masks the key: no bias brings it back
+#endif
 #if BIAS != BIAS_NONE
   score = add_bias(score, bias_value(row.bias[key * p.mask.bias_key]));
 #endif

@@ -1,0 +1,90 @@
+// The bias of a block of keys, and the way from q.k to finished scores.
+//
+// Where the bias lies in 16-byte pieces (BIAS_STAGED), each warp copies its own rows of the next block while it still computes
+// this one; nobody else reads them. Otherwise every element is read where it lies.
+#include "flash/fragments.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/shared.cuh"
+#include "score.cuh"
+
+struct BiasTile {
+#if BIAS != BIAS_NONE && defined(BIAS_STAGED)
+  static constexpr int SIZE = sizeof(BiasScalar);
+  // Padded so that the eight rows that a warp reads at once fall into different banks.
+  static constexpr int PITCH = BLOCK_KEYS * SIZE + (SIZE == 4 ? 32 : 16);
+  static constexpr int WARP_BYTES = WARP_ROWS * PITCH;
+  static constexpr int KEYS_PER_CHUNK = 16 / SIZE;
+
+  static DEVICE void load(u32 tile_address, const FlashParams& p, const Tile& tile, int block) {
+    constexpr int CHUNKS = BLOCK_KEYS / KEYS_PER_CHUNK;
+    const int lane = threadIdx.x & 31, rows = p.mask.q_len * p.pack;
+    const int first_row = computed_here(tile.first_row + (threadIdx.x >> 5) * WARP_ROWS);
+    __syncwarp();  // the warp has read the block before
+#pragma unroll 2
+    for (int i = 0; i < ceil_div(WARP_ROWS * CHUNKS, 32); ++i) {
+      const int n = lane + i * 32, row = n / CHUNKS, chunk = n % CHUNKS;
+      if ((WARP_ROWS * CHUNKS) % 32 != 0 && n >= WARP_ROWS * CHUNKS) break;
+      const int key = block * BLOCK_KEYS + chunk * KEYS_PER_CHUNK;
+      const int keys = first_row + row < rows ? max_of(0, min_of(p.mask.bias_keys, p.mask.kv_len) - key) : 0;
+      const PackedRow at = unpack_row(p, tile, first_row + row);
+      const BiasScalar* source = keys > 0 ? bias_row(p.mask, tile.batch, at.head, at.row) + key : static_cast<const BiasScalar*>(p.mask.bias);
+      cp_async_16(tile_address + row * PITCH + chunk * 16, source, min_of(16, keys * SIZE));
+    }
+  }
+
+  // The biases of keys lane_key(.., n) + {0, 1} of the lane's row r.
+  static DEVICE void read(float (&bias)[2], u32 tile_address, int r, int n) {
+    const int row = ((threadIdx.x & 31) >> 2) + r * 8;
+    const u32 address = tile_address + row * PITCH + (n * 8 + (threadIdx.x & 3) * 2) * SIZE;
+#if BIAS == BIAS_F32
+    bias[0] = load_shared_f32(address);
+    bias[1] = load_shared_f32(address + 4);
+#elif BIAS == BIAS_ELEMENT
+    const u32 both = load_shared_u32(address);
+    bias[0] = bias_value((u16)both);
+    bias[1] = bias_value((u16)(both >> 16));
+#else
+    const u16 both = load_shared_u16(address);
+    bias[0] = bias_value((u8)both);
+    bias[1] = bias_value((u8)(both >> 8));
+#endif
+  }
+#else
+  static constexpr int WARP_BYTES = 0;
+  static DEVICE void load(u32, const FlashParams&, const Tile&, int) {}
+#endif
+};
+
+// Scale, softcap, score modification and bias. Without NATURAL the scores stay plain q.k.
+DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key,
+                          u32 bias_tile) {
+#ifdef NATURAL
+  UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+    // Rows and keys of the tile that the sequence does not have: no bias and no user buffer may be read for them.
+    const PackedRow at = place.row(p, r);
+    const bool inside = at.row < p.mask.q_len;
+#if BIAS != BIAS_NONE && !defined(BIAS_STAGED)
+    const BiasScalar* bias_at = bias_row(p.mask, place.tile.batch, at.head, inside ? at.row : 0);
+    const int bias_end = inside ? min_of(p.mask.bias_keys, p.mask.kv_len) : 0;
+#endif
+    UNROLL for (int n = 0; n < KEY_TILES; ++n) {
+      const int key = lane_key(first_key, n);
+#if BIAS != BIAS_NONE
+      float bias[2];
+#ifdef BIAS_STAGED
+      BiasTile::read(bias, bias_tile, r, n);
+#else
+      UNROLL for (int e = 0; e < 2; ++e) bias[e] = key + e < bias_end ? bias_value(bias_at[(key + e) * p.mask.bias_key]) : 0.f;
+#endif
+#endif
+      UNROLL for (int e = 0; e < 2; ++e) {
+        float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
+        x = finished_score(p.score, x, place.tile.batch, at.head, at.row, key + e, inside && key + e < sequence.kv_len);
+#if BIAS != BIAS_NONE
+        x = add_bias(x, bias[e]);
+#endif
+      }
+    }
+  }
+#endif
+}

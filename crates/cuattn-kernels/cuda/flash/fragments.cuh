@@ -1,0 +1,88 @@
+// Register fragments of the mma path: which rows and keys a lane holds, and the geometry they follow from.
+#include "mask.cuh"
+#include "ptx/warp.cuh"
+#include "row_span.cuh"
+#include "shared_tile.cuh"
+#include "tile_scheduler.cuh"
+
+constexpr int THREADS = WARPS * 32;
+constexpr int WARP_ROWS = 16 * ROW_TILES;
+constexpr int BLOCK_ROWS = WARPS * WARP_ROWS;
+constexpr int STAGES = 2;
+constexpr int QK_COLUMNS = ceil_div(HEAD_DIM, 16) * 16;
+constexpr int V_COLUMNS = ceil_div(V_HEAD_DIM, 16) * 16;
+constexpr int KEY_TILES = BLOCK_KEYS / 8;
+constexpr int V_TILES = V_COLUMNS / 8;
+constexpr int K_STAGE = SharedTile<QK_COLUMNS>::bytes(BLOCK_KEYS);
+constexpr int V_STAGE = SharedTile<V_COLUMNS>::bytes(BLOCK_KEYS);
+constexpr int LANE_ROWS = 2 * ROW_TILES;  // rows of which a lane holds elements: tile m, half h is row 16m + 8h + lane/4
+
+// Scores, later probabilities, of the warp's rows: element e of tile n is key 8n + 2(lane%4) + e%2 of half e/2.
+struct Scores {
+  float at[ROW_TILES][KEY_TILES][4];
+};
+
+struct Output {
+  float at[ROW_TILES][V_TILES][4];
+
+  DEVICE void clear() {
+    UNROLL for (int m = 0; m < ROW_TILES; ++m)
+      UNROLL for (int n = 0; n < V_TILES; ++n)
+        UNROLL for (int e = 0; e < 4; ++e) at[m][n][e] = 0.f;
+  }
+  DEVICE bool is_finite() const {
+    float zero = 0.f;  // infinity and NaN times 0 are NaN
+    UNROLL for (int m = 0; m < ROW_TILES; ++m)
+      UNROLL for (int n = 0; n < V_TILES; ++n)
+        UNROLL for (int e = 0; e < 4; ++e) zero = fmaf(at[m][n][e], 0.f, zero);
+    return zero == 0.f;
+  }
+};
+
+// What the block works on. It lives in shared memory, because the main loop has no registers to keep it in.
+struct BlockContext {
+  Tile tile;
+  Sequence sequence;
+  int any_begin, any_end;  // keys that the block's rows see
+  RowSpan warp_rows[WARPS];
+
+  DEVICE void fill(const FlashParams& p) {
+    const Tile t = tile_at(p, blockIdx.x, BLOCK_ROWS);
+    const Sequence s = load_sequence(p.mask, t.batch);
+    const int warp = threadIdx.x >> 5;
+    const RowSpan rows(p, s, t.first_row + warp * WARP_ROWS, WARP_ROWS);
+    if ((threadIdx.x & 31) == 0) warp_rows[warp] = rows;
+    const RowSpan block_rows(p, s, t.first_row, BLOCK_ROWS);
+    if (threadIdx.x == 0) {
+      tile = t;
+      sequence = s;
+      any_begin = block_rows.any.begin;
+      any_end = block_rows.any.end;
+    }
+  }
+};
+
+// Where the lane's rows stand in the problem. Computed when asked for: the main loop has no registers to keep it in.
+struct LanePlace {
+  const Tile& tile;
+
+  DEVICE explicit LanePlace(const Tile& tile) : tile(tile) {}
+  DEVICE PackedRow row(const FlashParams& p, int r) const {
+    return unpack_row(p, tile, computed_here(tile.first_row + (threadIdx.x >> 5) * WARP_ROWS + ((threadIdx.x & 31) >> 2)) + r * 8);
+  }
+};
+
+// The lane's first key in tile n of a block that starts at `first_key`.
+DEVICE int lane_key(int first_key, int n) { return first_key + n * 8 + (threadIdx.x & 3) * 2; }
+
+// Masked keys are selected away: whatever their score was, NaN included, it is -inf from here on.
+DEVICE void mask_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key) {
+  UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+    const KeyRange range = visible_keys(sequence, place.row(p, r).row);
+    UNROLL for (int n = 0; n < KEY_TILES; ++n)
+      UNROLL for (int e = 0; e < 2; ++e) {
+        float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
+        if (!range.contains(lane_key(first_key, n) + e)) x = -INFINITY_F32;
+      }
+  }
+}

@@ -1,0 +1,110 @@
+// The running softmax of the lane's rows.
+//
+// Scores come either as plain q.k, to be multiplied by scale * log2(e) inside the exponential (scale > 0, nothing added), or, with
+// NATURAL, finished in natural units. The running maximum is raised only when a row has outgrown it by 2^8: o and the sum share
+// the stale one, so the quotient stays exact, and most blocks need no rescale.
+#include "flash/fragments.cuh"
+#include "score.cuh"
+
+constexpr float LAZY_RESCALE_LOG2 = 8.f;
+
+// What a row is multiplied with at the end, and its natural log-sum-exp.
+struct RowResult {
+  float factor[LANE_ROWS], log_sum_exp[LANE_ROWS];
+};
+
+DEVICE float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(WARP_MASK, x, 1));
+  return fmaxf(x, __shfl_xor_sync(WARP_MASK, x, 2));
+}
+DEVICE float quad_sum(float x) {
+  x += __shfl_xor_sync(WARP_MASK, x, 1);
+  return x + __shfl_xor_sync(WARP_MASK, x, 2);
+}
+
+struct SoftmaxState {
+  float maximum[LANE_ROWS];  // in the units of the scores; -inf: nothing seen yet
+  float sum[LANE_ROWS];      // of the lane's own keys
+
+  DEVICE void clear() {
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      maximum[r] = -INFINITY_F32;
+      sum[r] = 0.f;
+    }
+  }
+
+  static DEVICE float log2_units(const ScoreParams& p) {
+#ifdef NATURAL
+    return LOG2E;
+#else
+    return p.scale * LOG2E;
+#endif
+  }
+
+  // Turns the scores into probabilities relative to the running maximum, and brings o to the same maximum.
+  DEVICE void step(Scores& s, Output& o, const ScoreParams& p) {
+    const float units = log2_units(p);
+    float block_max[LANE_ROWS];
+    bool outgrown = false;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      float x[2] = {-INFINITY_F32, -INFINITY_F32};  // two chains
+      UNROLL for (int n = 0; n < KEY_TILES; ++n)
+        x[n & 1] = fmaxf(x[n & 1], fmaxf(s.at[r >> 1][n][(r & 1) * 2], s.at[r >> 1][n][(r & 1) * 2 + 1]));
+      block_max[r] = fmaxf(maximum[r], quad_max(fmaxf(x[0], x[1])));
+      outgrown |= (block_max[r] - maximum[r]) * units > LAZY_RESCALE_LOG2;
+    }
+    if (__any_sync(WARP_MASK, outgrown)) {
+      UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+        const float rescale = exp2_approx((maximum[r] - finite_or_zero(block_max[r])) * units);
+        maximum[r] = block_max[r];
+        sum[r] *= rescale;
+        UNROLL for (int n = 0; n < V_TILES; ++n) {
+          o.at[r >> 1][n][(r & 1) * 2] *= rescale;
+          o.at[r >> 1][n][(r & 1) * 2 + 1] *= rescale;
+        }
+      }
+    }
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      const float base = finite_or_zero(maximum[r]), scaled_base = base * units;
+      float partial[2] = {0.f, 0.f};
+      UNROLL for (int n = 0; n < KEY_TILES; ++n)
+        UNROLL for (int e = 0; e < 2; ++e) {
+          float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
+#ifdef NATURAL
+          x = exp2_approx((x - base) * units);  // subtracted first: finite huge negatives must not overflow
+#else
+          x = exp2_approx(fmaf(x, units, -scaled_base));
+#endif
+          partial[e] += x;
+        }
+      sum[r] += partial[0] + partial[1];
+    }
+  }
+
+  // The rows' quotient and log-sum-exp, the sink included. A row that has seen nothing gives 0 and -inf.
+  DEVICE RowResult finish(const FlashParams& p, const LanePlace& place) const {
+    RowResult result;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      float total = quad_sum(sum[r]);
+#ifdef NATURAL
+      float top = maximum[r];
+#else
+      float top = maximum[r] * p.score.scale;
+#endif
+      float weight = 1.f;
+      if (p.sinks != nullptr) {
+        const float sink = p.sinks[place.row(p, r).head];
+        const float joint = fmaxf(top, sink), base = finite_or_zero(joint);
+        weight = exp2_approx((top - base) * LOG2E);
+        total = total * weight + exp2_approx((sink - base) * LOG2E);
+        top = joint;
+      }
+      result.factor[r] = total == 0.f ? 0.f : weight / total;
+      result.log_sum_exp[r] = total == 0.f ? -INFINITY_F32 : top + LN2 * log2_approx(total);
+    }
+    return result;
+  }
+
+  // The maximum to subtract: a row of nothing but -inf subtracts 0, so that its probabilities are 0 and not NaN.
+  static DEVICE float finite_or_zero(float maximum) { return maximum == -INFINITY_F32 ? 0.f : maximum; }
+};

@@ -1,0 +1,60 @@
+// The two products, on tiles in shared memory: what the simt path spends its time on.
+#include "flash/simt_tiles.cuh"
+
+// Adds q.k over the first `pieces` pieces of a chunk of the head.
+DEVICE void multiply_qk(Scores& s, const SharedTiles& tiles, const Lane& lane, int pieces) {
+  const float* q = tiles.q + lane.first_row * DIM_CHUNK;
+  const float* k = tiles.k + lane.column * DIM_CHUNK;
+  const int q_swizzle = row_swizzle(lane.row), k_swizzle = key_swizzle(lane.column);
+  const auto step = [&](int c) {
+    const float* q_piece = q + ((c ^ q_swizzle) << 2);
+    const float* k_piece = k + ((c ^ k_swizzle) << 2);
+    Piece keys[LANE_KEYS];
+    UNROLL for (int j = 0; j < LANE_KEYS; ++j) keys[j] = load_piece(k_piece + j * COLUMN_LANES * DIM_CHUNK);
+    UNROLL for (int i = 0; i < LANE_ROWS; ++i) {
+      const Piece query = load_piece(q_piece + i * ROW_LANES * DIM_CHUNK);
+      UNROLL for (int e = 0; e < 4; ++e)
+        UNROLL for (int j = 0; j < LANE_KEYS; ++j) s.at[i][j] = fmaf(query.at[e], keys[j].at[e], s.at[i][j]);
+    }
+  };
+#ifdef EXACT
+  UNROLL_BY(4) for (int c = 0; c < DIM_CHUNK / 4; ++c) step(c);
+#else
+  UNROLL_BY(2) for (int c = 0; c < pieces; ++c) step(c);
+#endif
+}
+
+// Puts the lane's probabilities where its warp will look for them. No other warp does.
+DEVICE void store_probabilities(const Scores& s, const SharedTiles& tiles, const Lane& lane) {
+  float* row = tiles.p + lane.first_row * BLOCK_KEYS + (lane.column & 3);
+  UNROLL for (int i = 0; i < LANE_ROWS; ++i)
+    UNROLL for (int j = 0; j < LANE_KEYS; ++j) {
+      const int piece = (lane.column + j * COLUMN_LANES) >> 2;
+      row[i * ROW_LANES * BLOCK_KEYS + ((piece ^ row_swizzle(lane.row)) << 2)] = s.at[i][j];
+    }
+  __syncwarp();
+}
+
+// How a masked key's probability is marked for a product that leaves it out: its bits are those of -0.
+constexpr u32 LEFT_OUT = 0x80000000u;
+
+// o += p v. A product that selects never lets the v of a masked key, which may be NaN, meet the sum.
+template <bool SELECTING> DEVICE void multiply_pv(Output& o, const SharedTiles& tiles, const Lane& lane) {
+  const float* p = tiles.p + lane.first_row * BLOCK_KEYS;
+  const float* v = tiles.v + lane.column * 4;
+  UNROLL_BY(SELECTING ? 1 : 2) for (int c = 0; c < BLOCK_KEYS / 4; ++c) {
+    const float* p_piece = p + ((c ^ row_swizzle(lane.row)) << 2);
+    Piece probability[LANE_ROWS];
+    UNROLL for (int i = 0; i < LANE_ROWS; ++i) probability[i] = load_piece(p_piece + i * ROW_LANES * BLOCK_KEYS);
+    UNROLL for (int e = 0; e < 4; ++e) {
+      Piece value[LANE_PIECES];
+      UNROLL for (int j = 0; j < LANE_PIECES; ++j) value[j] = load_piece(v + (c * 4 + e) * V_COLUMNS + j * COLUMN_LANES * 4);
+      UNROLL for (int i = 0; i < LANE_ROWS; ++i) {
+        const float weight = probability[i].at[e];
+        if (SELECTING && __float_as_uint(weight) == LEFT_OUT) continue;
+        UNROLL for (int j = 0; j < LANE_PIECES; ++j)
+          UNROLL for (int x = 0; x < 4; ++x) o.at[i][j].at[x] = fmaf(weight, value[j].at[x], o.at[i][j].at[x]);
+      }
+    }
+  }
+}

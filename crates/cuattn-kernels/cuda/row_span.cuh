@@ -1,0 +1,25 @@
+// What a run of packed rows sees together.
+#include "mask.cuh"
+#include "ptx/warp.cuh"
+#include "tile_scheduler.cuh"
+
+// Both ends of what a row sees grow with the row, so the first and the last row of a run tell about all of it.
+struct RowSpan {
+  KeyRange any, all;  // keys that at least one row sees; keys that every row sees
+
+  RowSpan() = default;
+  // Of the same rows for a whole warp.
+  DEVICE RowSpan(const FlashParams& p, const Sequence& sequence, int first_row, int rows) {
+    const int last = min_of(first_row + rows, sequence.q_len * p.pack) - 1;
+    if (last < first_row) {
+      any = all = {0, 0};
+      return;
+    }
+    const KeyRange top = visible_keys(sequence, first_row / p.pack);
+    const KeyRange bottom = visible_keys(sequence, last / p.pack);
+    any = {warp_uniform(top.begin), warp_uniform(bottom.end)};
+    all = {warp_uniform(bottom.begin), warp_uniform(top.end)};
+  }
+  DEVICE bool sees(int first_key, int end_key) const { return first_key < any.end && end_key > any.begin; }
+  DEVICE bool sees_all(int first_key, int end_key) const { return first_key >= all.begin && end_key <= all.end; }
+};
