@@ -235,6 +235,11 @@ SUITES = {
 }
 
 
+def table(suite, dtype="bf16"):
+    """All rows of a suite, in the order that people read them. `dtype` is that of the prefill table."""
+    return SUITES[suite](dtype) if suite == "prefill" else SUITES[suite]()
+
+
 def select(suites, dtype="bf16", quick=False, pattern=None):
     """The rows to run, most important first: by priority, then by table order.
 
@@ -243,9 +248,7 @@ def select(suites, dtype="bf16", quick=False, pattern=None):
     unknown = [suite for suite in suites if suite not in SUITES]
     if unknown:
         raise ValueError(f"no suite named {', '.join(unknown)}; there are {', '.join(SUITES)}")
-    rows = []
-    for suite in suites:
-        rows += SUITES[suite](dtype) if suite == "prefill" else SUITES[suite]()
+    rows = [row for suite in suites for row in table(suite, dtype)]
     if quick:
         rows = [row for row in rows if row.priority == QUICK]
     if pattern:

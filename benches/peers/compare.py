@@ -271,15 +271,14 @@ def main():
         "clocks": {"before": clocks()},
     }
 
+    order = [(case.suite, case.name) for suite in suites for case in cases.table(suite, options.dtype)]
+
     def save():
-        result["rows"] = sorted(rows, key=lambda r: order[r["case"], r["suite"]])
+        result["rows"] = sorted(rows, key=lambda r: order.index((r["suite"], r["case"])))
         result["summaries"] = report.summaries(result["rows"])
         result["not_run"], result["launch"] = not_run, launch
         result["seconds"] = round(time.monotonic() - started, 1)
         report.write(out, result)
-
-    table_order = [case for suite in suites for case in cases.select([suite], options.dtype)]
-    order = {(case.name, case.suite): place for place, case in enumerate(sorted(table_order, key=lambda case: suites.index(case.suite)))}
 
     if LAUNCH in options.suite:
         launch, failure = launch_overhead(options)
