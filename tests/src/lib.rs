@@ -5,7 +5,8 @@
 //! may see hold NaN and infinity, and a result is compared by relative L2 *and* by its worst element against float64.
 //!
 //! * [`Suite`] and [`Context`]: what a suite is made of, and what a case is given.
-//! * [`tensors`]: element types, distributions, guarded device memory.
+//! * [`tensors`]: distributions, guarded device memory.
+//! * [`inputs`]: the operands of a problem, with poison wherever nothing may be read.
 //! * [`compare`]: errors and tolerances.
 //! * [`space`]: random problems, with the sizes at tile edges drawn more often than others.
 //! * [`parity`]: one problem through one engine, against the reference.
@@ -16,6 +17,7 @@
 //! binary that fails when it ran nothing.
 
 pub mod compare;
+pub mod inputs;
 pub mod parity;
 pub mod report;
 pub mod runner;

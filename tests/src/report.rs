@@ -62,6 +62,9 @@ pub struct SuiteReport {
     pub problems: u64,
     /// The worst errors, by element type (`all` where a case does not tell them apart).
     pub worst: BTreeMap<String, WorstError>,
+    /// Problems that each path of the engine did.
+    #[serde(default)]
+    pub paths: BTreeMap<String, u64>,
     /// Wall time.
     pub seconds: f64,
     /// Cases that failed, with what they said.

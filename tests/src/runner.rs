@@ -10,6 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use curt::Runtime;
 
 use crate::report::{self, Device, FORMAT, Failure, Report, SuiteReport};
+use crate::suite::Measurements;
 use crate::{Case, Context, Suite};
 
 /// What is to run.
@@ -144,8 +145,11 @@ fn run_suite(runtime: &Runtime, selected: &Selected<'_>, selection: &Selection) 
             Some(culprit) => Err(format!("not run: the device context was lost in `{culprit}`")),
             None => run_case(case, &cx),
         };
-        let (problems, worst) = cx.take_measurements();
+        let Measurements { problems, worst, paths } = cx.take_measurements();
         report.problems += problems;
+        for (path, problems) in paths {
+            *report.paths.entry(path).or_default() += problems;
+        }
         let mut errors = String::new();
         for (label, error) in worst {
             errors += &format!("  {label} l2 {:.1e} element {:.1e}", error.relative_l2, error.element);
@@ -216,6 +220,10 @@ pub fn summary(report: &Report) -> String {
         ]);
     }
     let mut text = table.to_string();
+    for suite in report.suites.iter().filter(|suite| !suite.paths.is_empty()) {
+        let paths: Vec<_> = suite.paths.iter().map(|(path, problems)| format!("{path} {problems}")).collect();
+        text += &format!("\n{} paths: {}", suite.name, paths.join(", "));
+    }
     for tool in &report.sanitizer {
         let verdict = if tool.clean { "clean" } else { "NOT CLEAN" };
         text += &format!("\n{} over {}: {verdict}: {}", tool.tool, tool.suites.join(", "), tool.summary);

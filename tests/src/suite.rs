@@ -96,6 +96,7 @@ pub struct Context<'a> {
     reduced: bool,
     problems: Cell<u64>,
     worst: RefCell<BTreeMap<String, WorstError>>,
+    paths: RefCell<BTreeMap<String, u64>>,
 }
 
 impl<'a> Context<'a> {
@@ -108,6 +109,7 @@ impl<'a> Context<'a> {
             reduced,
             problems: Cell::new(0),
             worst: RefCell::default(),
+            paths: RefCell::default(),
         }
     }
 
@@ -158,10 +160,23 @@ impl<'a> Context<'a> {
             .include(WorstError { relative_l2: worst_l2, element: worst_element });
     }
 
-    /// What the case counted and recorded, leaving nothing behind.
-    pub(crate) fn take_measurements(&self) -> (u64, BTreeMap<String, WorstError>) {
-        (self.problems.take(), self.worst.take())
+    /// Counts a problem for the path of an engine that did it, so that a report shows which paths were tested.
+    pub fn record_path(&self, path: &str) {
+        *self.paths.borrow_mut().entry(path.to_owned()).or_default() += 1;
     }
+
+    /// What the case counted and recorded, leaving nothing behind.
+    pub(crate) fn take_measurements(&self) -> Measurements {
+        Measurements { problems: self.problems.take(), worst: self.worst.take(), paths: self.paths.take() }
+    }
+}
+
+/// What a case counted and recorded.
+#[derive(Debug, Default)]
+pub(crate) struct Measurements {
+    pub(crate) problems: u64,
+    pub(crate) worst: BTreeMap<String, WorstError>,
+    pub(crate) paths: BTreeMap<String, u64>,
 }
 
 fn case_seed(suite: &str, case: &str, seed: u64) -> u64 {

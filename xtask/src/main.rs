@@ -1,3 +1,57 @@
-//! The commands of this repository.
+//! The commands of this repository. `cargo xtask help` lists them.
+//!
+//! One file a command: it holds the command's arguments (`Args`) and its `run`. A new command is a new file, a variant of
+//! [`Command`] and a line in [`Command::run`]. What several commands need is named after what it is: [`repository`],
+//! [`nvrtc`], [`step`].
 
-fn main() {}
+mod cargo_deny;
+mod ci;
+mod gpu_report;
+mod gpu_test;
+mod kernels;
+mod nvrtc;
+mod repository;
+mod step;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The commands of this repository")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Ci(ci::Args),
+    Tidy(tidy::Args),
+    Kernels(kernels::Args),
+    GpuTest(gpu_test::Args),
+    GpuReport(gpu_report::Args),
+}
+
+impl Command {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Ci(args) => ci::run(args),
+            Self::Tidy(args) => tidy::run(args),
+            Self::Kernels(args) => kernels::run(args),
+            Self::GpuTest(args) => gpu_test::run(args),
+            Self::GpuReport(args) => gpu_report::run(args),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command.run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `gpu-test`: the parity suites, here or packed for a machine that has a GPU but no Rust.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail, ensure};
+use serde::Deserialize;
+
+use crate::step::{Outcome, succeed};
+use crate::{gpu_report, repository};
+
+/// Runs the parity suites on this machine's GPU, or packs them for a machine without Rust
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Builds a folder with the suites and a run.sh instead of running anything
+    #[arg(long, value_name = "DIR")]
+    bundle: Option<PathBuf>,
+    /// Suites to run, separated by commas; all without it
+    #[arg(long = "suite", value_name = "NAME", value_delimiter = ',')]
+    suites: Vec<String>,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "SUBSTRING")]
+    case: Option<String>,
+    /// Seed of all random inputs; from the clock without it
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Also runs the reduced suites under compute-sanitizer
+    #[arg(long)]
+    sanitize: bool,
+}
+
+/// The most that a bundle may weigh: it must travel.
+const LARGEST_BUNDLE: u64 = 64 << 20;
+
+const RUN: &str = include_str!("gpu_test/run.sh");
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match &args.bundle {
+        Some(folder) => bundle(folder),
+        None => run_here(&args),
+    }
+}
+
+fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
+    let probe = curt::probe();
+    if !probe.has_gpu() {
+        bail!(
+            "no GPU was found, so nothing was run. `cargo xtask gpu-test --bundle DIR` packs the suites for a machine \
+             that has one.\n\n{probe}"
+        );
+    }
+    let suites = build()?;
+    let target = repository::target()?;
+    let report = target.join("gpu-report.json");
+    let _ = fs::remove_file(&report);
+    let mut command = std::process::Command::new(&suites);
+    command.current_dir(repository::root()).arg("--report").arg(&report);
+    for suite in &args.suites {
+        command.args(["--suite", suite]);
+    }
+    if let Some(case) = &args.case {
+        command.args(["--case", case]);
+    }
+    if let Some(seed) = args.seed {
+        command.args(["--seed", &seed.to_string()]);
+    }
+    let mut passed = succeed(&mut command)? == Outcome::passed();
+    if args.sanitize {
+        let mut command = std::process::Command::new(&suites);
+        command.current_dir(repository::root()).arg("sanitize").arg("--report").arg(&report);
+        command.arg("--logs").arg(target.join("sanitizer"));
+        for suite in &args.suites {
+            command.args(["--suite", suite]);
+        }
+        passed &= succeed(&mut command)? == Outcome::passed();
+    }
+    if !passed {
+        return Ok(ExitCode::FAILURE);
+    }
+    if args.suites.is_empty() && args.case.is_none() {
+        println!("kept as {}", gpu_report::import(&report)?.display());
+    } else {
+        println!("a part of the suites: the report stays in {}", report.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
+    let suites = build()?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let binary = folder.join("gpu-suites");
+    // A running or read-only old copy is replaced, not written into.
+    let _ = fs::remove_file(&binary);
+    fs::copy(&suites, &binary).with_context(|| format!("cannot copy the suites to {}", binary.display()))?;
+    let script = folder.join("run.sh");
+    fs::write(&script, RUN).with_context(|| format!("cannot write {}", script.display()))?;
+    make_executable(&script)?;
+    let bytes: u64 = [&binary, &script].iter().filter_map(|path| fs::metadata(path).ok()).map(|data| data.len()).sum();
+    ensure!(bytes < LARGEST_BUNDLE, "the bundle has {bytes} bytes, more than {LARGEST_BUNDLE}");
+    println!(
+        "{}: {:.1} MiB, commit {}. On the GPU machine: OUT=results {}/run.sh",
+        folder.display(),
+        bytes as f64 / f64::from(1 << 20),
+        repository::commit(),
+        folder.display(),
+    );
+    println!("then here: cargo xtask gpu-report --import results/gpu-report.json");
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(unix)]
+fn make_executable(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
+}
+
+#[cfg(not(unix))]
+fn make_executable(_: &Path) -> anyhow::Result<()> {
+    Ok(())
+}
+
+/// Builds `gpu-suites` with the commit in it, and gives its path.
+fn build() -> anyhow::Result<PathBuf> {
+    #[derive(Deserialize)]
+    struct Message {
+        reason: String,
+        target: Option<Target>,
+        executable: Option<PathBuf>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
+    }
+    let output = repository::cargo()
+        .args(["build", "--profile", "bundle", "--package", "cuattn-tests", "--bin", "gpu-suites"])
+        .args(["--message-format", "json-render-diagnostics"])
+        .env("CUATTN_COMMIT", repository::commit())
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
+    ensure!(output.status.success(), "the suites do not build");
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
+        .filter(|message| message.reason == "compiler-artifact")
+        .filter(|message| message.target.as_ref().is_some_and(|target| target.name == "gpu-suites"))
+        .find_map(|message| message.executable)
+        .context("cargo built no `gpu-suites`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn run_sh_is_a_script_that_bash_can_read() {
+        let status = std::process::Command::new("bash").args(["-n", "-c", RUN]).status().unwrap();
+        assert!(status.success());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn run_sh_passes_only_if_the_suites_and_the_sanitizer_do() {
+        use std::process::Command;
+        // A stand-in for the suites, which fails on demand.
+        let suites = "#!/usr/bin/env bash\n\
+            if [ \"$1\" = sanitize ]; then exit \"${SANITIZER:-0}\"; fi\n\
+            while [ $# -gt 0 ]; do [ \"$1\" = --report ] && echo '{}' > \"$2\"; shift; done\n\
+            exit \"${SUITES:-0}\"\n";
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in [("gpu-suites", suites), ("run.sh", RUN)] {
+            fs::write(folder.path().join(name), text).unwrap();
+            make_executable(&folder.path().join(name)).unwrap();
+        }
+        let out = folder.path().join("results");
+        let code = |variables: &[(&str, &str)]| {
+            let mut command = Command::new(folder.path().join("run.sh"));
+            command.env("OUT", &out).envs(variables.iter().copied());
+            command.output().unwrap().status.code().unwrap()
+        };
+        assert_eq!(code(&[]), 0);
+        assert!(out.join("gpu-report.json").is_file());
+        assert!(out.join("suites.log").is_file());
+        assert_ne!(code(&[("SUITES", "1")]), 0);
+        assert_ne!(code(&[("SANITIZER", "1")]), 0);
+    }
+}
