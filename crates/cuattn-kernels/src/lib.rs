@@ -14,10 +14,13 @@
 //! ```
 
 pub mod abi;
+pub mod flash;
+mod numeric;
 pub mod softmax;
 pub mod source;
 mod variants;
 
+pub use numeric::{BiasKind, Element};
 pub use source::Source;
 pub use variants::{Architecture, Variant, variants};
 

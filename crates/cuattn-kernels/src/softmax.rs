@@ -11,43 +11,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::abi::{MaskParams, ScoreParams, Strides};
 use crate::{Architecture, Source, Variant};
-
-/// Element type of q, k, v and o, as `numeric.cuh` numbers them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Element {
-    /// IEEE binary32.
-    F32 = 0,
-    /// IEEE binary16.
-    F16 = 1,
-    /// bfloat16.
-    Bf16 = 2,
-}
-
-impl Element {
-    const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
-}
-
-/// What [`MaskParams::bias`] points to, as `mask.cuh` numbers it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum BiasKind {
-    /// Nothing.
-    #[default]
-    None = 0,
-    /// Added, of the problem's element type.
-    Element = 1,
-    /// Added, float32.
-    F32 = 2,
-    /// One byte, 0 masks.
-    Boolean = 3,
-}
+pub use crate::{BiasKind, Element};
 
 /// Which scores are handed out, as `softmax/row.cuh` numbers them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -165,7 +129,9 @@ impl Softmax {
                 .define("TEAM", team)
                 .define("VALUES", values)
                 .define("ROWS", rows),
-            RowShape::Streaming { team } => Source::new("softmax/streaming.cu", "softmax_streaming").define("TEAM", team),
+            RowShape::Streaming { team } => {
+                Source::new("softmax/streaming.cu", "softmax_streaming").define("TEAM", team)
+            }
         };
         source
             .define("ELEMENT", self.element as u32)

@@ -17,6 +17,7 @@ embed!(
     "mask.cuh",
     "score.cuh",
     "tile_scheduler.cuh",
+    "row_span.cuh",
     "ptx/math.cuh",
     "ptx/cp_async.cuh",
     "ptx/mma.cuh",
@@ -157,7 +158,10 @@ mod tests {
         for (path, text) in FILES {
             for line in text.lines().filter(|line| line.trim_start().starts_with("#include")) {
                 let included = included(line).unwrap_or_else(|| panic!("{path}: {line}"));
-                assert!(included == SCORE_MOD_BODY || FILES.iter().any(|(name, _)| *name == included), "{path}: {line}");
+                assert!(
+                    included == SCORE_MOD_BODY || FILES.iter().any(|(name, _)| *name == included),
+                    "{path}: {line}"
+                );
             }
         }
     }

@@ -29,5 +29,7 @@ pub struct Variant {
 
 /// Every variant of the compile suite, in a stable order.
 pub fn variants() -> Vec<Variant> {
-    crate::softmax::variants()
+    let mut all = crate::softmax::variants();
+    all.extend(crate::flash::variants());
+    all
 }

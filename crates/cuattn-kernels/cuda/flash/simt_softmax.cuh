@@ -5,6 +5,13 @@
 #include "flash/simt_lanes.cuh"
 #include "score.cuh"
 
+// -inf from the user's modification masks, and no bias may lift it.
+#ifdef SCORE_MOD
+#define MASKED_BY_SCORE_MOD(score) ((score) == -INFINITY_F32)
+#else
+#define MASKED_BY_SCORE_MOD(score) false
+#endif
+
 #if BIAS != BIAS_NONE || defined(SCORE_MOD)
 // Something is read for each pair of row and key, so keys that a row does not see must not even be asked for.
 constexpr bool SCORES_READ_MEMORY = true;
@@ -26,7 +33,7 @@ DEVICE void finish_scores(Scores& s, const FlashParams& p, const Tile& tile, con
       if (!MASKED || place.keys.contains(key)) {
         score = finished_score(p.score, s.at[i][j], tile.batch, place.head, place.row, key);
 #if BIAS != BIAS_NONE
-        score = add_bias(score, bias_value(bias[key * p.mask.bias_key]));
+        if (!MASKED_BY_SCORE_MOD(score)) score = add_bias(score, bias_value(bias[key * p.mask.bias_key]));
 #endif
       }
       s.at[i][j] = score;

@@ -5,7 +5,7 @@
 // address and strides allow, and element by element where they do not.
 #include "flash/simt_lanes.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/special.cuh"
+#include "ptx/warp.cuh"
 
 DEVICE int row_swizzle(int row) { return row % ROW_LANES * (8 / ROW_LANES); }
 DEVICE int key_swizzle(int key) { return key & 7; }
@@ -85,12 +85,12 @@ template <int ROWS, int COLUMNS, typename Rows> struct TileCopy {
 };
 
 // Copies float32 without waiting for it to arrive, and other types through registers, some pieces at a time. Registers are what the
-// products need most, so nothing of this may stay in them: hence the fresh thread index.
+// products need most, so nothing of this may stay in them: hence the thread index computed here.
 template <int ROWS, int COLUMNS, typename Rows, typename Swizzle>
 DEVICE void load_tile(const TileCopy<ROWS, COLUMNS, Rows>& copy, bool whole, Swizzle swizzle) {
   constexpr int PIECES = COLUMNS / 4, ROWS_AT_ONCE = THREADS / PIECES;
   static_assert(THREADS % PIECES == 0, "a thread stays in its column");
-  const int thread = fresh_thread_index(), c = thread % PIECES;
+  const int thread = computed_here(threadIdx.x), c = thread % PIECES;
 #if ELEMENT == ELEMENT_F32
   if (whole) {
     UNROLL_BY(2) for (int r = thread / PIECES; r < ROWS; r += ROWS_AT_ONCE) {

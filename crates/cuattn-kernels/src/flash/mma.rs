@@ -1,0 +1,266 @@
+//! The tensor-core path for f16 and bf16 on every device from sm_80 on: `flash/mma.cu`.
+
+use crate::{Architecture, BiasKind, Element, Source, Variant};
+
+/// The kernel's name.
+pub const ENTRY: &str = "flash_mma";
+
+/// Largest head size: beyond, the accumulators of a row do not fit a warp's registers.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// How a block divides its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Warps of a block.
+    pub warps: usize,
+    /// 16-row tiles of a warp.
+    pub row_tiles: usize,
+    /// Keys of a step.
+    pub block_keys: usize,
+    /// Blocks that should share a multiprocessor: bounds the registers of a thread.
+    pub blocks_per_multiprocessor: usize,
+}
+
+impl Tile {
+    /// Threads of a block.
+    pub const fn threads(&self) -> usize {
+        self.warps * 32
+    }
+
+    /// Packed query rows of a block.
+    pub const fn block_rows(&self) -> usize {
+        self.warps * self.row_tiles * 16
+    }
+}
+
+/// One row of the tile table: used for head sizes up to `head_dim`, on devices where it fits.
+struct TileChoice {
+    /// Largest of head size and value head size.
+    head_dim: usize,
+    /// Packed query rows of a head unit up to which it is meant.
+    rows: usize,
+    tile: Tile,
+}
+
+const fn tile(warps: usize, row_tiles: usize, block_keys: usize, blocks_per_multiprocessor: usize) -> Tile {
+    Tile { warps, row_tiles, block_keys, blocks_per_multiprocessor }
+}
+
+/// In order of preference; the first that holds the head size, suits the rows and fits the device is taken. Two 16-row tiles a warp
+/// halve the shared-memory traffic of K and V, which one tile would be bound by; from 160 columns on, the registers only hold one.
+const TILES: &[TileChoice] = &[
+    TileChoice { head_dim: 128, rows: 64, tile: tile(4, 1, 64, 2) },
+    TileChoice { head_dim: 256, rows: 64, tile: tile(4, 1, 32, 1) },
+    TileChoice { head_dim: 64, rows: usize::MAX, tile: tile(4, 2, 64, 2) },
+    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 64, 2) },
+    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 64, 1) },
+    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 48, 1) },
+    TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(8, 1, 64, 1) },
+    TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(4, 1, 32, 1) },
+    TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(4, 1, 16, 1) },
+];
+
+/// What a device offers a kernel, as far as the choice of a tile depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Compute capability, major.
+    pub compute_major: u32,
+    /// Largest dynamic shared memory of a block, in bytes.
+    pub shared_bytes_per_block: usize,
+    /// Shared memory of a multiprocessor, in bytes.
+    pub shared_bytes_per_multiprocessor: usize,
+}
+
+/// A variant of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Mma {
+    /// f16 or bf16.
+    pub element: Element,
+    /// A multiple of 8, at most [`MAX_HEAD_DIM`].
+    pub head_dim: usize,
+    /// A multiple of 8, at most [`MAX_HEAD_DIM`].
+    pub v_head_dim: usize,
+    /// How a block divides its work.
+    pub tile: Tile,
+    /// What the bias is.
+    pub bias: BiasKind,
+    /// Whether bias rows can be copied in 16-byte pieces: contiguous keys, 16-byte aligned rows.
+    pub bias_staged: bool,
+    /// Whether scores are softcapped.
+    pub softcap: bool,
+    /// The user's score modification.
+    pub score_mod: Option<String>,
+    /// Whether the scale is negative or 0: then it cannot be folded into the exponential.
+    pub unusual_scale: bool,
+}
+
+impl Mma {
+    /// Attention without bias, softcap or score modification.
+    pub const fn plain(element: Element, head_dim: usize, v_head_dim: usize, tile: Tile) -> Self {
+        Self {
+            element,
+            head_dim,
+            v_head_dim,
+            tile,
+            bias: BiasKind::None,
+            bias_staged: false,
+            softcap: false,
+            score_mod: None,
+            unusual_scale: false,
+        }
+    }
+
+    /// This variant with the tile that suits `rows` packed query rows on such a device. `None` where nothing fits.
+    pub fn with_best_tile(mut self, rows: usize, device: Limits) -> Option<Self> {
+        let head_dim = self.head_dim.max(self.v_head_dim);
+        for choice in TILES.iter().filter(|choice| head_dim <= choice.head_dim && rows <= choice.rows) {
+            self.tile = choice.tile;
+            // ptxas for sm_100 and up needs a few registers more than the 255 there are.
+            let too_tight = device.compute_major >= 10 && head_dim > 112 && self.tile == tile(4, 2, 64, 1);
+            let together = self.shared_bytes() + SYSTEM_SHARED_BYTES;
+            if !too_tight
+                && self.shared_bytes() <= device.shared_bytes_per_block
+                && self.tile.blocks_per_multiprocessor * together <= device.shared_bytes_per_multiprocessor
+            {
+                return Some(self);
+            }
+        }
+        None
+    }
+
+    /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k`.
+    pub fn is_natural(&self) -> bool {
+        self.bias != BiasKind::None || self.softcap || self.score_mod.is_some() || self.unusual_scale
+    }
+
+    /// The kernel's source.
+    pub fn source(&self) -> Source {
+        Source::new("flash/mma.cu", ENTRY)
+            .define("ELEMENT", self.element as u32)
+            .define("HEAD_DIM", self.head_dim)
+            .define("V_HEAD_DIM", self.v_head_dim)
+            .define("WARPS", self.tile.warps)
+            .define("ROW_TILES", self.tile.row_tiles)
+            .define("BLOCK_KEYS", self.tile.block_keys)
+            .define("BLOCKS_PER_SM", self.tile.blocks_per_multiprocessor)
+            .define("BIAS", self.bias as u32)
+            .define_if(self.bias_staged, "BIAS_STAGED")
+            .define_if(self.softcap, "SOFTCAP")
+            .define_if(self.is_natural(), "NATURAL")
+            .score_mod(self.score_mod.as_deref())
+    }
+
+    /// Dynamic shared memory of a block: Q, two stages of K and V, and each warp's scratch. Mirrors the kernel's layout.
+    pub fn shared_bytes(&self) -> usize {
+        let Tile { warps, row_tiles, block_keys, .. } = self.tile;
+        let q = tile_bytes(self.tile.block_rows(), self.head_dim);
+        let k = tile_bytes(block_keys, self.head_dim);
+        let v = tile_bytes(block_keys, self.v_head_dim);
+        let staging = tile_bytes(self.tile.block_rows(), self.v_head_dim);
+        let warp_rows = row_tiles * 16;
+        let bias = match (self.bias_staged, self.bias) {
+            (false, _) | (_, BiasKind::None) => 0,
+            (true, BiasKind::Element) => warp_rows * (block_keys * 2 + 16),
+            (true, BiasKind::F32) => warp_rows * (block_keys * 4 + 32),
+            (true, BiasKind::Boolean) => warp_rows * (block_keys + 16),
+        };
+        let probabilities = warp_rows * block_keys * 2;
+        (q + 2 * k + 2 * v + warps * bias.max(probabilities)).max(staging)
+    }
+}
+
+/// Shared memory that the system takes of each block.
+const SYSTEM_SHARED_BYTES: usize = 2048;
+
+/// Bytes of a tile of 16-bit elements in shared memory; see `shared_tile.cuh`.
+fn tile_bytes(rows: usize, columns: usize) -> usize {
+    let columns = columns.next_multiple_of(16);
+    rows * (columns * 2 + if columns.is_multiple_of(64) { 0 } else { 16 })
+}
+
+/// The variants of the compile suite: the tuned tiles with every kind of bias, each option once, and odd head sizes.
+pub fn variants() -> Vec<Variant> {
+    let mut all = Vec::new();
+    let mut push = |name: String, mma: Mma, architectures, tuned| {
+        all.push(Variant { name: format!("flash/mma {name}"), source: mma.source(), architectures, tuned });
+    };
+    let plain = |element, d, dv, tile| Mma::plain(element, d, dv, tile);
+    let wide = &Architecture::FROM_AMPERE[..4];
+    for element in [Element::F16, Element::Bf16] {
+        let of = element.name();
+        for d in [64, 96, 128] {
+            let archs = if d == 128 { wide } else { Architecture::FROM_AMPERE };
+            push(format!("{of} d{d}"), plain(element, d, d, tile(4, 2, 64, 2)), archs, true);
+        }
+        push(
+            format!("{of} d128 48 keys"),
+            plain(element, 128, 128, tile(4, 2, 48, 1)),
+            Architecture::FROM_AMPERE,
+            true,
+        );
+        for d in [192, 256] {
+            push(format!("{of} d{d}"), plain(element, d, d, tile(8, 1, 64, 1)), wide, true);
+            push(format!("{of} d{d} small"), plain(element, d, d, tile(4, 1, 32, 1)), Architecture::FROM_AMPERE, true);
+        }
+        push(format!("{of} d192/128"), plain(element, 192, 128, tile(4, 2, 64, 1)), wide, true);
+        push(
+            format!("{of} d128 few rows"),
+            plain(element, 128, 128, tile(4, 1, 64, 2)),
+            Architecture::FROM_AMPERE,
+            true,
+        );
+    }
+    for d in [64, 128] {
+        for (name, bias) in
+            [("bias", BiasKind::Element), ("f32 bias", BiasKind::F32), ("boolean bias", BiasKind::Boolean)]
+        {
+            let base = Mma { bias, bias_staged: true, ..plain(Element::Bf16, d, d, tile(4, 2, 64, 2)) };
+            push(format!("bf16 d{d} {name}"), base.clone(), wide, true);
+            push(format!("bf16 d{d} {name} unstaged"), Mma { bias_staged: false, ..base }, wide, false);
+        }
+        let base = plain(Element::Bf16, d, d, tile(4, 2, 64, 2));
+        push(format!("bf16 d{d} softcap"), Mma { softcap: true, ..base.clone() }, wide, true);
+        push(format!("bf16 d{d} negative scale"), Mma { unusual_scale: true, ..base.clone() }, wide, true);
+        let alibi = Some("return score - 0.5f * fabsf((float)(q - k));".to_owned());
+        push(format!("bf16 d{d} score mod"), Mma { score_mod: alibi, ..base }, wide, false);
+    }
+    for d in [8, 24, 40, 72, 80, 112] {
+        push(format!("f16 d{d}"), plain(Element::F16, d, d, tile(4, 2, 64, 2)), Architecture::FROM_AMPERE, false);
+    }
+    for d in [136, 160, 200, 248] {
+        push(format!("f16 d{d}"), plain(Element::F16, d, d, tile(8, 1, 64, 1)), wide, false);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Limits =
+        Limits { compute_major: 9, shared_bytes_per_block: 232_448, shared_bytes_per_multiprocessor: 233_472 };
+    const RTX4090: Limits =
+        Limits { compute_major: 8, shared_bytes_per_block: 101_376, shared_bytes_per_multiprocessor: 102_400 };
+    const RTX5090: Limits = Limits { compute_major: 12, ..RTX4090 };
+
+    #[test]
+    fn every_head_size_has_a_tile_on_every_device() {
+        for device in [H200, RTX4090, RTX5090] {
+            for d in (8..=MAX_HEAD_DIM).step_by(8) {
+                for rows in [1, 64, 65, 4096] {
+                    let bias = BiasKind::F32;
+                    let mma = Mma { bias, bias_staged: true, ..Mma::plain(Element::F16, d, d, TILES[0].tile) };
+                    let chosen = mma.with_best_tile(rows, device);
+                    assert!(chosen.is_some(), "{device:?} d{d} rows {rows}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hopper_runs_two_blocks_of_128_rows_at_d128() {
+        let chosen = Mma::plain(Element::Bf16, 128, 128, TILES[0].tile).with_best_tile(4096, H200).unwrap();
+        assert_eq!(chosen.tile, tile(4, 2, 64, 2));
+        assert_eq!(chosen.shared_bytes(), (128 + 4 * 64) * 256 + 4 * 32 * 64 * 2);
+    }
+}
