@@ -40,7 +40,7 @@ DEVICE Contribution contribution(const Scalar* probabilities, const u64* nonfini
   return total;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) nonfinite_values(const __grid_constant__ NonfiniteParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) nonfinite_values(const __grid_constant__ NonfiniteParams p) {
   const int tiles = ceil_div(p.chunk.rows, TILE_ROWS);
   const int slice = blockIdx.x / tiles, first = blockIdx.x % tiles * TILE_ROWS;
   const RowPlace unit = place_of(p.chunk, slice * p.chunk.rows);

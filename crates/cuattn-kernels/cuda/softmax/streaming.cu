@@ -6,7 +6,7 @@
 
 constexpr int TILE = TEAM * 4;
 
-extern "C" __global__ void __launch_bounds__(TEAM) softmax_streaming(const __grid_constant__ SoftmaxParams p) {
+extern "C" __global__ void __launch_bounds__(TEAM, 1) softmax_streaming(const __grid_constant__ SoftmaxParams p) {
   const Row row = load_row(p, blockIdx.x);
   float* const scores = scores_of(p.chunk, blockIdx.x);
   const int first_key = threadIdx.x * 4;
