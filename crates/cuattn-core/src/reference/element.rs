@@ -43,13 +43,24 @@ pub(super) fn encode_into(values: &[f64], dtype: DType, bytes: &mut [u8]) {
         }
         DType::F16 => {
             let (words, _) = bytes.as_chunks_mut::<2>();
-            values.iter().zip(words).for_each(|(value, word)| *word = f16::from_f64(*value).to_le_bytes());
+            values.iter().zip(words).for_each(|(value, word)| *word = f16::from_f32(to_odd(*value)).to_le_bytes());
         }
         DType::Bf16 => {
             let (words, _) = bytes.as_chunks_mut::<2>();
-            values.iter().zip(words).for_each(|(value, word)| *word = bf16::from_f64(*value).to_le_bytes());
+            values.iter().zip(words).for_each(|(value, word)| *word = bf16::from_f32(to_odd(*value)).to_le_bytes());
         }
     }
+}
+
+/// The float32 next to `value` whose last bit is odd, where `value` is none itself. Rounding that once more, to a type with at
+/// least two bits less, gives what rounding `value` once would: `half` drops the low half of a float64 before it rounds.
+fn to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if f64::from(nearest) == value || value.is_nan() {
+        return nearest;
+    }
+    let away_from_zero = f64::from(nearest).abs() > value.abs();
+    f32::from_bits((nearest.to_bits() - u32::from(away_from_zero)) | 1)
 }
 
 /// Every entry of an index array.

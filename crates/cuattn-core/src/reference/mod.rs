@@ -3,7 +3,7 @@
 //! It is the oracle of every test, and what runs where there is no GPU. It uses all cores and is written to be read, not to
 //! race: expect a few GFLOP/s a core. It never pretends to be a GPU; who calls it should say so.
 //!
-//! [`attention`] does a dense [`Problem`], [`attention_varlen`] a packed [`crate::VarlenProblem`]. Operands are the very bytes
+//! [`attention`] does a dense [`crate::Problem`], [`attention_varlen`] a packed [`crate::VarlenProblem`]. Operands are the very bytes
 //! that a device would get, so that one buffer serves both.
 //!
 //! ```
