@@ -234,7 +234,8 @@ impl Dense {
 impl Varlen {
     /// The problem. Whether it is a legal one is for the plan to say.
     pub fn problem(&self) -> VarlenProblem {
-        let PackedShape { batch, total_q, total_kv, max_q_len, max_kv_len, q_heads, kv_heads, head_dim, v_head_dim } = self.shape;
+        let PackedShape { batch, total_q, total_kv, max_q_len, max_kv_len, q_heads, kv_heads, head_dim, v_head_dim } =
+            self.shape;
         let shape =
             VarlenShape { batch, total_q, total_kv, max_q_len, max_kv_len, q_heads, kv_heads, head_dim, v_head_dim };
         let mut problem = VarlenProblem::packed(shape, self.dtype.into());
@@ -258,8 +259,7 @@ mod tests {
     #[test]
     fn what_is_left_out_is_plain_attention() {
         let Ok(Description::Dense(dense)) = dense("") else { panic!("not read") };
-        let shape =
-            Shape { batch: 2, q_heads: 8, kv_heads: 2, q_len: 16, kv_len: 32, head_dim: 64, v_head_dim: 64 };
+        let shape = Shape { batch: 2, q_heads: 8, kv_heads: 2, q_len: 16, kv_len: 32, head_dim: 64, v_head_dim: 64 };
         let mut plain = Problem::bhsd(shape, DType::Bf16);
         plain.mask.alignment = Alignment::BottomRight;
         assert_eq!(dense.problem(), plain);

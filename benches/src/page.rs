@@ -81,9 +81,7 @@ pub fn panels(report: &Report, quantity: Quantity) -> Vec<Panel> {
 fn values(row: &Row, quantity: Quantity) -> Vec<(String, f64)> {
     match quantity {
         Quantity::Ratio => row.ratios.iter().map(|(name, ratio)| (name.clone(), *ratio)).collect(),
-        Quantity::Rate => {
-            row.implementations.iter().filter_map(|one| Some((one.name.clone(), one.rate?))).collect()
-        }
+        Quantity::Rate => row.implementations.iter().filter_map(|one| Some((one.name.clone(), one.rate?))).collect(),
     }
 }
 
@@ -101,7 +99,8 @@ pub fn draw_prefill(report: &Report, quantity: Quantity, path: &Path) -> Result<
     if lengths.is_empty() {
         return Ok(false);
     }
-    let head_dims: Vec<usize> = panels.iter().map(|panel| panel.head_dim).collect::<BTreeSet<_>>().into_iter().collect();
+    let head_dims: Vec<usize> =
+        panels.iter().map(|panel| panel.head_dim).collect::<BTreeSet<_>>().into_iter().collect();
     let height = 120 + 250 * head_dims.len() as u32;
     let page = SVGBackend::new(path, (1060, height)).into_drawing_area();
     page.fill(&WHITE)?;
@@ -183,11 +182,16 @@ impl Axis {
                 let high = high.max(1.1) * 1.05;
                 let marks = [0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
                 let ticks = marks.into_iter().filter(|mark| (low..high).contains(mark));
-                Self { quantity, range: low.log2()..high.log2(), ticks: ticks.map(|mark| (mark, mark.to_string())).collect() }
+                Self {
+                    quantity,
+                    range: low.log2()..high.log2(),
+                    ticks: ticks.map(|mark| (mark, mark.to_string())).collect(),
+                }
             }
             Quantity::Rate => {
                 let high = high * 1.08;
-                let step = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0].into_iter().find(|step| high / step < 7.0);
+                let step =
+                    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0].into_iter().find(|step| high / step < 7.0);
                 let step = step.unwrap_or(1000.0);
                 let ticks = (0..).map(|index| f64::from(index) * step).take_while(|mark| *mark < high);
                 Self { quantity, range: 0.0..high, ticks: ticks.map(|mark| (mark, mark.to_string())).collect() }
@@ -234,7 +238,9 @@ fn draw_panel(
         .axis_style(FAINT)
         .label_style(text(12, &FAINT))
         .x_labels(lengths.len() + 2)
-        .x_label_formatter(&|x| usize::try_from(*x).ok().and_then(|x| lengths.get(x)).map_or_else(String::new, length_name))
+        .x_label_formatter(&|x| {
+            usize::try_from(*x).ok().and_then(|x| lengths.get(x)).map_or_else(String::new, length_name)
+        })
         .draw()?;
     let tick = text(12, &FAINT).pos(Pos::new(HPos::Right, VPos::Center));
     for (value, name) in &axis.ticks {
@@ -368,7 +374,9 @@ mod tests {
         let row = |suite: &str, q_len: usize, kv_heads: usize, ours: Option<f64>| {
             let implementations = [("ours", ours), ("fa3", Some(500.0)), ("cudnn", Some(400.0))];
             let ratios: serde_json::Map<String, serde_json::Value> = ours
-                .map(|ours| [("fa3", 500.0), ("cudnn", 400.0)].map(|(name, rate)| (name.to_owned(), (ours / rate).into())))
+                .map(|ours| {
+                    [("fa3", 500.0), ("cudnn", 400.0)].map(|(name, rate)| (name.to_owned(), (ours / rate).into()))
+                })
                 .into_iter()
                 .flatten()
                 .collect();

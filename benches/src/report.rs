@@ -86,7 +86,9 @@ pub enum ReadError {
     #[error("this is not a report of the peer comparison: {0}")]
     Shape(#[from] serde_json::Error),
     /// A report of another version.
-    #[error("this report is of version {found}, and this program reads version {SCHEMA}: use the two from one checkout")]
+    #[error(
+        "this report is of version {found}, and this program reads version {SCHEMA}: use the two from one checkout"
+    )]
     Schema {
         /// The version of the file.
         found: u32,

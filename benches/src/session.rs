@@ -70,7 +70,9 @@ impl Session {
                 let plan = cuattn::plan(&self.runtime, &problem, policy)?;
                 Ok(Prepared { plan, took: start.elapsed() })
             }
-            Description::Varlen(_) => anyhow::bail!("no engine for packed sequences yet: ask only for the kinds that describe() lists"),
+            Description::Varlen(_) => {
+                anyhow::bail!("no engine for packed sequences yet: ask only for the kinds that describe() lists")
+            }
         }
     }
 
@@ -118,7 +120,12 @@ impl Session {
     /// # Safety
     ///
     /// As for [`Plan::launch`].
-    pub unsafe fn launch_overhead(&self, prepared: &Prepared, launch: &Launch, launches: usize) -> anyhow::Result<Duration> {
+    pub unsafe fn launch_overhead(
+        &self,
+        prepared: &Prepared,
+        launch: &Launch,
+        launches: usize,
+    ) -> anyhow::Result<Duration> {
         ensure!(launches > 0, "no launch, no time: ask for at least one");
         let mut rounds = Vec::new();
         for _ in 0..launches.div_ceil(LAUNCHES_IN_FLIGHT) {

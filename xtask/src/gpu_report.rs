@@ -111,11 +111,11 @@ pub(crate) fn status() -> anyhow::Result<String> {
     Ok(if lines.is_empty() { "none".to_owned() } else { lines.join("; ") })
 }
 
-/// Where the report of a device is kept.
-pub(crate) fn path_for(device: &str) -> PathBuf {
+/// Where the report of a kind about a device is kept.
+pub(crate) fn path_for(kind: &str, device: &str) -> PathBuf {
     let device = device.strip_prefix("NVIDIA ").unwrap_or(device).to_lowercase();
     let words: Vec<_> = device.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
-    Path::new("docs/reports").join(format!("gpu-{}.json", words.join("-")))
+    Path::new("docs/reports").join(format!("{kind}-{}.json", words.join("-")))
 }
 
 /// Copies the report of a whole run that passed into `docs/reports`, and gives its place.
@@ -124,7 +124,7 @@ pub(crate) fn import(path: &Path) -> anyhow::Result<PathBuf> {
     let report: Report =
         serde_json::from_str(&text).with_context(|| format!("{} is no report of gpu-suites", path.display()))?;
     acceptable(&report)?;
-    let place = path_for(&report.device.name);
+    let place = path_for("gpu", &report.device.name);
     fs::create_dir_all(repository::root().join("docs/reports"))?;
     fs::write(repository::root().join(&place), text).with_context(|| format!("cannot write {}", place.display()))?;
     Ok(place)
@@ -206,9 +206,9 @@ mod tests {
 
     #[test]
     fn reports_are_named_by_device() {
-        assert_eq!(path_for("NVIDIA H200"), Path::new("docs/reports/gpu-h200.json"));
-        assert_eq!(path_for("NVIDIA GeForce RTX 4090"), Path::new("docs/reports/gpu-geforce-rtx-4090.json"));
-        assert_eq!(path_for("../x"), Path::new("docs/reports/gpu-x.json"));
+        assert_eq!(path_for("gpu", "NVIDIA H200"), Path::new("docs/reports/gpu-h200.json"));
+        assert_eq!(path_for("gpu", "NVIDIA GeForce RTX 4090"), Path::new("docs/reports/gpu-geforce-rtx-4090.json"));
+        assert_eq!(path_for("gpu", "../x"), Path::new("docs/reports/gpu-x.json"));
     }
 
     #[test]

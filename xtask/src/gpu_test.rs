@@ -110,13 +110,13 @@ fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
 }
 
 #[cfg(unix)]
-fn make_executable(path: &Path) -> anyhow::Result<()> {
+pub(crate) fn make_executable(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }
 
 #[cfg(not(unix))]
-fn make_executable(_: &Path) -> anyhow::Result<()> {
+pub(crate) fn make_executable(_: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! [`Command`] and a line in [`Command::run`]. What several commands need is named after what it is: [`repository`],
 //! [`nvrtc`], [`step`].
 
+mod bench;
 mod cargo_deny;
 mod ci;
 mod gpu_report;
@@ -32,6 +33,7 @@ enum Command {
     Kernels(kernels::Args),
     GpuTest(gpu_test::Args),
     GpuReport(gpu_report::Args),
+    Bench(bench::Args),
 }
 
 impl Command {
@@ -42,6 +44,7 @@ impl Command {
             Self::Kernels(args) => kernels::run(args),
             Self::GpuTest(args) => gpu_test::run(args),
             Self::GpuReport(args) => gpu_report::run(args),
+            Self::Bench(args) => bench::run(args),
         }
     }
 }
