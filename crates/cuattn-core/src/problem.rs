@@ -26,7 +26,10 @@ pub struct Shape {
 impl Shape {
     /// Query heads that share one key head. 0 where `kv_heads` is 0.
     pub const fn group(&self) -> usize {
-        if self.kv_heads == 0 { 0 } else { self.q_heads / self.kv_heads }
+        match self.q_heads.checked_div(self.kv_heads) {
+            Some(group) => group,
+            None => 0,
+        }
     }
 
     /// Whether there is no output element at all: such a problem is legal, and launches nothing.

@@ -357,7 +357,7 @@ impl<'a> Placed<'a> {
         if got.len() < need {
             self.reasons.push(Reason::OperandTooSmall { operand, need, got: got.len() });
         }
-        if got.address() % align as u64 != 0 {
+        if !got.is_aligned(align) {
             self.reasons.push(Reason::OperandMisaligned { operand, address: got.address(), align });
         }
         self.occupy(operand, got.address(), need, written);

@@ -108,7 +108,7 @@ pub(crate) fn check_workspace(workspace: DevicePtr, need: WorkspaceSize, reasons
     if workspace.len() < need.bytes {
         reasons.push(Reason::WorkspaceTooSmall { need: need.bytes, got: workspace.len() });
     }
-    if need.align > 1 && workspace.address() % need.align as u64 != 0 {
+    if need.align > 1 && !workspace.is_aligned(need.align) {
         reasons.push(Reason::WorkspaceMisaligned { address: workspace.address(), align: need.align });
     }
 }

@@ -181,7 +181,7 @@ fn run(setting: &Setting<'_>, sequences: &[Sequence], items: Vec<Item<'_>>, mult
     std::thread::scope(|scope| {
         for _ in 1..threads {
             // A thread that cannot be had is not missed: this one does the work too.
-            let _ = std::thread::Builder::new().name("attention-reference".into()).spawn_scoped(scope, &work);
+            let _ = std::thread::Builder::new().name("attention-reference".into()).spawn_scoped(scope, work);
         }
         work();
     });

@@ -14,29 +14,28 @@ pub(crate) struct Naive {
 /// Scores must be small enough for `exp`.
 pub(crate) fn naive(case: &Case) -> Naive {
     let problem = &case.problem;
-    let Shape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, v_head_dim } = problem.shape;
+    let Shape { q_heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, .. } = problem.shape;
     let element = |bytes: &[u8], strides: Strides, b: usize, h: usize, row: usize, d: usize| {
         let at = b as i64 * strides.batch + h as i64 * strides.head + row as i64 * strides.row + d as i64;
         let size = problem.dtype.size();
         reference::decode(&bytes[at as usize * size..][..size], problem.dtype)[0]
     };
     let mut result = Naive { o: vec![], log_sum_exp: vec![], scores: vec![] };
-    let places = case.lengths_and_offsets();
-    for b in 0..batch {
+    for (b, place) in case.lengths_and_offsets().into_iter().enumerate() {
         for h in 0..q_heads {
             let kv_head = h / (q_heads / kv_heads);
             for i in 0..q_len {
                 let mut weights = vec![0.0; kv_len];
                 let mut total = case.sinks.as_ref().map_or(0.0, |sinks| reference::decode(sinks, DType::F32)[h].exp());
                 let first_score = result.scores.len();
-                for j in 0..kv_len {
+                for (j, weight) in weights.iter_mut().enumerate() {
                     let product =
                         |d| element(&case.q, problem.q, b, h, i, d) * element(&case.k, problem.k, b, kv_head, j, d);
                     let raw = (0..head_dim).map(product).sum::<f64>() * f64::from(problem.scale);
                     let capped = problem.softcap.map_or(raw, |cap| (raw / f64::from(cap)).tanh() * f64::from(cap));
-                    let masked = masked(case, capped, [b, h, i, j], places[b]);
-                    weights[j] = masked.exp();
-                    total += weights[j];
+                    let masked = masked(case, capped, [b, h, i, j], place);
+                    *weight = masked.exp();
+                    total += *weight;
                     result.scores.push(match problem.scores.map(|scores| scores.stage) {
                         Some(ScoreStage::Raw) => raw,
                         Some(ScoreStage::Softcapped) => capped,
