@@ -7,11 +7,11 @@ use curt::Runtime;
 use rand::Rng;
 use rand::seq::IndexedRandom as _;
 
-use crate::compare::{self, Errors, Tolerance};
+use crate::Context;
+use crate::compare::{self, Errors, Tolerance, errors};
 use crate::inputs::Inputs;
 use crate::space::Space;
 use crate::tensors::{Distribution, Guarded, POISON};
-use crate::{Context, compare::errors};
 
 /// What is not in a problem and still differs from one launch to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,11 +74,9 @@ pub fn check_under(
     conditions: Conditions,
     rng: &mut impl Rng,
 ) -> anyhow::Result<()> {
-    let check = || -> anyhow::Result<()> {
-        let inputs = Inputs::draw(problem, conditions.distribution, rng)?;
-        check_inputs(cx, engine, problem, &inputs, conditions.misaligned_elements)
-    };
-    check().with_context(|| format!("{} with {conditions:?} on {problem:?}", engine.id()))
+    let inputs = Inputs::draw(problem, conditions.distribution, rng)?;
+    check_inputs(cx, engine, problem, &inputs, conditions.misaligned_elements)
+        .with_context(|| format!("{} with {conditions:?} on {problem:?}", engine.id()))
 }
 
 /// [`check_parity`] with given inputs, against the reference over the same bytes.

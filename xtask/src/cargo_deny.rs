@@ -49,7 +49,7 @@ impl CargoDeny {
 
     /// Bans, licences and sources of `deny.toml`.
     pub(crate) fn check(&self) -> anyhow::Result<Outcome> {
-        succeed(self.command().args(["check", "bans", "licenses", "sources"]))
+        succeed(self.command().args(["check", "--hide-inclusion-graph", "bans", "licenses", "sources"]))
     }
 
     /// Checks dependencies against the advisory database, where that can be fetched.
@@ -60,7 +60,7 @@ impl CargoDeny {
         if !fetched.status.success() {
             return Ok(Outcome::NotRun("the advisory database cannot be reached".into()));
         }
-        succeed(self.command().args(["check", "--disable-fetch", "advisories"]))
+        succeed(self.command().args(["check", "--hide-inclusion-graph", "--disable-fetch", "advisories"]))
     }
 
     fn command(&self) -> Command {

@@ -239,10 +239,10 @@ fn list(args: &Args) -> String {
     for variant in cuattn_kernels::variants().iter().filter(|variant| named(&variant.name)) {
         let architectures: Vec<_> = variant.architectures.iter().map(|architecture| architecture.0).collect();
         table.add_row([
-            &variant.name,
+            variant.name.as_str(),
             variant.source.root(),
             variant.source.entry(),
-            &architectures.join(" "),
+            architectures.join(" ").as_str(),
             if variant.tuned { "yes" } else { "" },
         ]);
     }
