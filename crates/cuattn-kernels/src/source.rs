@@ -37,6 +37,11 @@ embed!(
     "flash/bias_tile.cuh",
     "flash/selected_product.cuh",
     "flash/mma.cu",
+    "flash/simt_lanes.cuh",
+    "flash/simt_tiles.cuh",
+    "flash/simt_products.cuh",
+    "flash/simt_softmax.cuh",
+    "flash/simt.cu",
 );
 
 /// The path by which [`crate::files`] and diagnostics know the user's score modification.

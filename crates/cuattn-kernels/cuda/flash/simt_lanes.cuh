@@ -54,6 +54,10 @@ struct Scores {
     UNROLL for (int i = 0; i < LANE_ROWS; ++i)
       UNROLL for (int j = 0; j < LANE_KEYS; ++j) at[i][j] = 0.f;
   }
+  DEVICE void add(const Scores& x) {
+    UNROLL for (int i = 0; i < LANE_ROWS; ++i)
+      UNROLL for (int j = 0; j < LANE_KEYS; ++j) at[i][j] += x.at[i][j];
+  }
 };
 
 // Piece j of a lane is columns 4 * (column + j * COLUMN_LANES) + {0, 1, 2, 3}.

@@ -1,14 +1,15 @@
 // The two products, on tiles in shared memory: what the simt path spends its time on.
 #include "flash/simt_tiles.cuh"
 
-// Adds q.k over the first `pieces` pieces of a chunk of the head.
-DEVICE void multiply_qk(Scores& s, const SharedTiles& tiles, const Lane& lane, int pieces) {
+constexpr int SHORT_SUM = 8;  // pieces
+
+// Adds q.k over pieces [first, end) of the head to s.
+DEVICE void multiply_pieces(Scores& s, const SharedTiles& tiles, const Lane& lane, int first, int end) {
   const float* q = tiles.q + lane.first_row * DIM_CHUNK;
   const float* k = tiles.k + lane.column * DIM_CHUNK;
-  const int q_swizzle = row_swizzle(lane.row), k_swizzle = key_swizzle(lane.column);
-  const auto step = [&](int c) {
-    const float* q_piece = q + ((c ^ q_swizzle) << 2);
-    const float* k_piece = k + ((c ^ k_swizzle) << 2);
+  UNROLL_BY(2) for (int c = first; c < end; ++c) {
+    const float* q_piece = q + ((c ^ row_swizzle(lane.row)) << 2);
+    const float* k_piece = k + ((c ^ key_swizzle(lane.column)) << 2);
     Piece keys[LANE_KEYS];
     UNROLL for (int j = 0; j < LANE_KEYS; ++j) keys[j] = load_piece(k_piece + j * COLUMN_LANES * DIM_CHUNK);
     UNROLL for (int i = 0; i < LANE_ROWS; ++i) {
@@ -16,12 +17,25 @@ DEVICE void multiply_qk(Scores& s, const SharedTiles& tiles, const Lane& lane, i
       UNROLL for (int e = 0; e < 4; ++e)
         UNROLL for (int j = 0; j < LANE_KEYS; ++j) s.at[i][j] = fmaf(query.at[e], keys[j].at[e], s.at[i][j]);
     }
-  };
+  }
+}
+
+// Adds q.k over the `pieces` pieces of the chunk at hand to s. In float32 a long sum loses digits with its length, so it is made of
+// short ones where there are registers for a second set of scores.
+DEVICE void multiply_qk(Scores& s, const SharedTiles& tiles, const Lane& lane, int pieces) {
 #ifdef EXACT
-  UNROLL_BY(4) for (int c = 0; c < DIM_CHUNK / 4; ++c) step(c);
-#else
-  UNROLL_BY(2) for (int c = 0; c < pieces; ++c) step(c);
+  pieces = DIM_CHUNK / 4;
 #endif
+  if (LANE_ROWS * LANE_KEYS > 32) {
+    multiply_pieces(s, tiles, lane, 0, pieces);
+    return;
+  }
+  UNROLL_BY(1) for (int first = 0; first < pieces; first += SHORT_SUM) {
+    Scores part;
+    part.clear();
+    multiply_pieces(part, tiles, lane, first, min_of(first + SHORT_SUM, pieces));
+    s.add(part);
+  }
 }
 
 // Puts the lane's probabilities where its warp will look for them. No other warp does.

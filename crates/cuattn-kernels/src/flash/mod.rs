@@ -3,8 +3,11 @@
 use crate::Variant;
 
 pub mod mma;
+pub mod simt;
 
 /// The variants of the compile suite.
 pub fn variants() -> Vec<Variant> {
-    mma::variants()
+    let mut all = mma::variants();
+    all.extend(simt::variants());
+    all
 }

@@ -1,0 +1,260 @@
+//! The path without tensor cores: float32 at float32's accuracy, and every shape, stride and alignment: `flash/simt.cu`.
+
+use crate::{Architecture, BiasKind, Element, Source, Variant};
+
+/// The kernel's name.
+pub const ENTRY: &str = "flash_simt";
+
+/// How a block divides its work; `flash/simt_lanes.cuh` explains the lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Warps of a block.
+    pub warps: usize,
+    /// Lanes of a warp that stand below one another: 1, 2 or 4.
+    pub row_lanes: usize,
+    /// Rows of a lane.
+    pub lane_rows: usize,
+    /// Keys of a step.
+    pub block_keys: usize,
+    /// Elements of q and k that are in shared memory at once; longer heads pass through in chunks.
+    pub dim_chunk: usize,
+    /// Columns of v of a block; wider values are split over blocks.
+    pub v_columns: usize,
+    /// Blocks that should share a multiprocessor: bounds the registers of a thread.
+    pub blocks_per_multiprocessor: usize,
+}
+
+impl Tile {
+    /// Threads of a block.
+    pub const fn threads(&self) -> usize {
+        self.warps * 32
+    }
+
+    /// Packed query rows of a block.
+    pub const fn block_rows(&self) -> usize {
+        self.warps * self.row_lanes * self.lane_rows
+    }
+
+    /// Dynamic shared memory of a block: q, k, v and p in float32, and 16 bytes a row. Mirrors `SharedTiles`.
+    pub const fn shared_bytes(&self) -> usize {
+        let rows = self.block_rows();
+        let q = rows * self.dim_chunk;
+        let k = self.block_keys * self.dim_chunk;
+        let v = self.block_keys * self.v_columns;
+        let p = rows * self.block_keys;
+        (q + k + v + p) * 4 + rows * 16
+    }
+}
+
+/// The lanes, the block and the chunk of one row of the table, in the order of the fields of [`Tile`].
+const fn tile([warps, row_lanes, lane_rows, block_keys, dim_chunk, v_columns, blocks]: [usize; 7]) -> Tile {
+    Tile { warps, row_lanes, lane_rows, block_keys, dim_chunk, v_columns, blocks_per_multiprocessor: blocks }
+}
+
+/// Tiles for head sizes up to `head_dim`, tallest first.
+///
+/// The tall ones give each lane 8x8 sums, so that FFMA takes 87 to 92 % of the issue slots of both products and shared memory half to
+/// three quarters of its bandwidth. They hold two blocks of four warps on a multiprocessor with 228 KiB of shared memory, one
+/// loading or in its softmax while the other multiplies. The low ones are for few rows, or too few heads to fill the device.
+struct TileChoice {
+    head_dim: usize,
+    tiles: &'static [Tile],
+}
+
+const TILES: &[TileChoice] = &[
+    TileChoice {
+        head_dim: 64,
+        tiles: &[
+            tile([4, 4, 8, 64, 64, 64, 2]),
+            tile([4, 4, 4, 64, 64, 64, 2]),
+            tile([4, 2, 4, 64, 64, 64, 2]),
+            tile([4, 2, 1, 64, 64, 64, 4]),
+        ],
+    },
+    TileChoice {
+        head_dim: 128,
+        tiles: &[
+            tile([4, 2, 8, 64, 128, 128, 2]),
+            tile([4, 2, 8, 32, 128, 128, 2]),
+            tile([4, 2, 4, 64, 128, 128, 2]),
+            tile([4, 2, 1, 64, 128, 128, 2]),
+        ],
+    },
+    TileChoice {
+        head_dim: usize::MAX,
+        tiles: &[tile([4, 2, 8, 64, 64, 128, 2]), tile([4, 2, 4, 64, 64, 128, 2]), tile([4, 2, 1, 64, 64, 256, 2])],
+    },
+];
+
+/// What is to be computed and on what, as far as the choice of a tile depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Query rows that share a key head: `q_len` times the heads of a group.
+    pub rows: usize,
+    /// Key heads of all sequences.
+    pub kv_heads: usize,
+    /// Multiprocessors of the device.
+    pub multiprocessors: usize,
+    /// Largest dynamic shared memory of a block, in bytes.
+    pub shared_bytes_per_block: usize,
+}
+
+/// A variant of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Simt {
+    /// Element type.
+    pub element: Element,
+    /// How a block divides its work.
+    pub tile: Tile,
+    /// Whether head_dim and v_head_dim are just what the tile holds, which saves the kernel the odd ends.
+    pub exact: bool,
+    /// What the bias is.
+    pub bias: BiasKind,
+    /// Whether scores are softcapped.
+    pub softcap: bool,
+    /// The user's score modification.
+    pub score_mod: Option<String>,
+}
+
+impl Simt {
+    /// Attention without bias, softcap or score modification, in the tile that suits the demand. There is one for any head size.
+    pub fn plain(element: Element, head_dim: usize, v_head_dim: usize, demand: Demand) -> Self {
+        let tile = best_tile(head_dim.max(v_head_dim), demand);
+        let exact = head_dim == tile.dim_chunk && v_head_dim == tile.v_columns;
+        Self { element, tile, exact, bias: BiasKind::None, softcap: false, score_mod: None }
+    }
+
+    /// Blocks over which the columns of v are split. The grid is one-dimensional: tiles of rows, times this.
+    pub const fn splits(&self, v_head_dim: usize) -> usize {
+        v_head_dim.div_ceil(self.tile.v_columns)
+    }
+
+    /// The kernel's source. It takes one [`crate::abi::FlashParams`].
+    pub fn source(&self) -> Source {
+        Source::new("flash/simt.cu", ENTRY)
+            .define("ELEMENT", self.element as u32)
+            .define("WARPS", self.tile.warps)
+            .define("ROW_LANES", self.tile.row_lanes)
+            .define("LANE_ROWS", self.tile.lane_rows)
+            .define("BLOCK_KEYS", self.tile.block_keys)
+            .define("DIM_CHUNK", self.tile.dim_chunk)
+            .define("V_COLUMNS", self.tile.v_columns)
+            .define("BLOCKS_PER_SM", self.tile.blocks_per_multiprocessor)
+            .define("BIAS", self.bias as u32)
+            .define_if(self.exact, "EXACT")
+            .define_if(self.softcap, "SOFTCAP")
+            .score_mod(self.score_mod.as_deref())
+    }
+}
+
+/// The tallest tile that fits the device, is filled by more than half, and leaves no multiprocessor without a block; else the lowest.
+fn best_tile(head_dim: usize, demand: Demand) -> Tile {
+    let choice = TILES.iter().find(|choice| head_dim <= choice.head_dim);
+    let tiles = choice.unwrap_or(&TILES[TILES.len() - 1]).tiles;
+    let suits = |tile: &&Tile| {
+        let blocks = demand.rows.div_ceil(tile.block_rows()).saturating_mul(demand.kv_heads);
+        tile.shared_bytes() <= demand.shared_bytes_per_block
+            && demand.rows * 2 > tile.block_rows()
+            && blocks >= demand.multiprocessors
+    };
+    *tiles.iter().find(suits).unwrap_or(&tiles[tiles.len() - 1])
+}
+
+/// The variants of the compile suite: every tile, the tall ones with every element type and kind of bias, and each option once.
+pub fn variants() -> Vec<Variant> {
+    let mut all = Vec::new();
+    let mut push = |name: String, simt: &Simt, tuned| {
+        let architectures = Architecture::FROM_AMPERE;
+        all.push(Variant { name: format!("flash/simt {name}"), source: simt.source(), architectures, tuned });
+    };
+    let of = |element, tile: Tile, exact| Simt {
+        element,
+        tile,
+        exact,
+        bias: BiasKind::None,
+        softcap: false,
+        score_mod: None,
+    };
+    for choice in TILES {
+        for tile in choice.tiles {
+            let size =
+                format!("d{} v{} {} rows {} keys", tile.dim_chunk, tile.v_columns, tile.block_rows(), tile.block_keys);
+            for element in Element::ALL {
+                push(format!("{} {size}", element.name()), &of(element, *tile, false), true);
+            }
+            if choice.head_dim != usize::MAX {
+                push(format!("f32 {size} exact"), &of(Element::F32, *tile, true), true);
+            }
+        }
+        let tall = choice.tiles[0];
+        let size = format!("d{} v{}", tall.dim_chunk, tall.v_columns);
+        let exact = choice.head_dim != usize::MAX;
+        for (name, bias) in [("f32 bias", BiasKind::F32), ("boolean bias", BiasKind::Boolean)] {
+            push(format!("f32 {size} {name}"), &Simt { bias, ..of(Element::F32, tall, exact) }, true);
+        }
+        push(format!("bf16 {size} bias"), &Simt { bias: BiasKind::Element, ..of(Element::Bf16, tall, false) }, true);
+        push(format!("f32 {size} softcap"), &Simt { softcap: true, ..of(Element::F32, tall, exact) }, true);
+        let score_mod = Some("return score - 0.5f * fabsf((float)(q - k));".to_owned());
+        push(format!("f32 {size} score mod"), &Simt { score_mod, ..of(Element::F32, tall, exact) }, false);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Demand = Demand { rows: 4096, kv_heads: 16, multiprocessors: 132, shared_bytes_per_block: 232_448 };
+    const RTX4090: Demand = Demand { multiprocessors: 128, shared_bytes_per_block: 101_376, ..H200 };
+
+    #[test]
+    fn every_head_size_has_a_tile_on_every_device() {
+        for demand in [H200, RTX4090] {
+            for head_dim in [1, 7, 64, 65, 128, 129, 512, 1000] {
+                for rows in [1, 8, 33, 64, 65, 4096] {
+                    let simt = Simt::plain(Element::F32, head_dim, head_dim, Demand { rows, ..demand });
+                    assert!(
+                        simt.tile.shared_bytes() <= demand.shared_bytes_per_block,
+                        "{demand:?} d{head_dim} rows {rows}"
+                    );
+                    assert!(simt.tile.v_columns * simt.splits(head_dim) >= head_dim);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_lowest_tile_of_each_size_fits_any_device() {
+        for choice in TILES {
+            let lowest = choice.tiles.last().unwrap();
+            assert!(lowest.shared_bytes() <= RTX4090.shared_bytes_per_block, "{lowest:?}");
+        }
+    }
+
+    #[test]
+    fn two_tall_blocks_share_a_hopper_multiprocessor() {
+        for (head_dim, rows) in [(64, 128), (128, 64), (256, 64)] {
+            let tile = Simt::plain(Element::F32, head_dim, head_dim, H200).tile;
+            assert_eq!(tile.block_rows(), rows);
+            // 1 KiB of each block is the system's.
+            assert!(2 * (tile.shared_bytes() + 1024) <= 228 * 1024, "{tile:?}");
+        }
+    }
+
+    #[test]
+    fn odd_head_sizes_are_not_taken_for_exact() {
+        assert!(Simt::plain(Element::F32, 128, 128, H200).exact);
+        assert!(!Simt::plain(Element::F32, 128, 127, H200).exact);
+        assert!(!Simt::plain(Element::F32, 64, 128, H200).exact);
+        assert!(!Simt::plain(Element::F32, 256, 256, H200).exact);
+    }
+
+    #[test]
+    fn few_rows_and_few_heads_take_low_tiles() {
+        let rows = |demand| Simt::plain(Element::F32, 128, 128, demand).tile.block_rows();
+        assert_eq!(rows(Demand { rows: 1, ..H200 }), 8);
+        assert_eq!(rows(Demand { rows: 256, ..H200 }), 8);
+        assert_eq!(rows(Demand { rows: 256, kv_heads: 64, ..H200 }), 64);
+        assert_eq!(rows(Demand { rows: 20, kv_heads: 256, ..H200 }), 32);
+    }
+}
