@@ -545,3 +545,6 @@ macro_rules! dylib_table {
         }
     };
 }
+
+#[cfg(test)]
+mod tests;

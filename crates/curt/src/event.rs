@@ -27,8 +27,8 @@ impl Event {
         core.bind()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the context is current, and the pointer is to a live handle.
-        core.driver
-            .check("cuEventCreate", unsafe { core.driver.table.cuEventCreate(&mut handle, driver::EVENT_DEFAULT) })?;
+        let code = unsafe { core.driver.table.cuEventCreate(&mut handle, driver::EVENT_DEFAULT) };
+        core.driver.check("cuEventCreate", code)?;
         Ok(Self { core: Arc::clone(core), handle })
     }
 

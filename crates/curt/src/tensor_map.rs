@@ -446,11 +446,9 @@ impl TensorMapBuilder {
     /// Bytes from the first to the last element.
     fn extent(&self) -> u128 {
         let size = self.data_type.size() as u128;
-        let last = |count: u64, stride: u128| u128::from(count.saturating_sub(1)) * stride;
-        let inner = self.dims.first().map_or(0, |&count| last(count, size));
-        let outer: u128 =
-            self.dims.iter().skip(1).zip(&self.strides).map(|(&count, &stride)| last(count, u128::from(stride))).sum();
-        inner + outer + size
+        let strides = std::iter::once(size).chain(self.strides.iter().map(|&stride| u128::from(stride)));
+        let last = |(&count, stride): (&u64, u128)| u128::from(count.saturating_sub(1)).saturating_mul(stride);
+        self.dims.iter().zip(strides).map(last).fold(size, u128::saturating_add)
     }
 
     /// Checks every rule, and encodes.

@@ -175,7 +175,7 @@ impl CompileCache {
     ) -> Result<(Arc<Cubin>, CacheOutcome)> {
         let mut outcome = CacheOutcome::Memory;
         let (cubin, maker) = self.memory.get_or_make(&key, || {
-            let (cubin, from) = self.from_disk_or_compile(&key, compile)?;
+            let (cubin, from) = self.read_or_compile(&key, compile)?;
             outcome = from;
             Ok(Arc::new(cubin))
         });
@@ -185,7 +185,7 @@ impl CompileCache {
         Ok((cubin, outcome))
     }
 
-    fn from_disk_or_compile(
+    fn read_or_compile(
         &self,
         key: &CacheKey,
         compile: impl FnOnce() -> Result<Cubin>,

@@ -133,4 +133,4 @@ impl From<CompileFailure> for Error {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

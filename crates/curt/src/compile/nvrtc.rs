@@ -18,7 +18,7 @@ const ERROR_BUILTIN_OPERATION_FAILURE: c_int = 7;
 
 crate::dylib_table! {
     /// What this crate calls of NVRTC.
-    struct NvrtcTable {
+    pub(super) struct NvrtcTable {
         fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int;
         fn nvrtcGetErrorString(result: c_int) -> *const c_char;
         fn nvrtcCreateProgram(

@@ -24,7 +24,9 @@ pub(super) fn parse(log: &str) -> Vec<KernelResources> {
     // Properties of device functions that were not inlined are listed too; only those of the entry being compiled are its own.
     let mut own = false;
     for line in log.lines() {
-        let Some((_, text)) = line.strip_prefix("ptxas").and_then(|rest| rest.split_once([':', '.'])) else { continue };
+        // Some versions print properties on a line without a prefix.
+        let text =
+            line.strip_prefix("ptxas").and_then(|rest| rest.split_once([':', '.'])).map_or(line, |(_, text)| text);
         let text = text.trim();
         if let Some(rest) = text.strip_prefix("Compiling entry function '") {
             let name = rest.split('\'').next().unwrap_or_default().to_owned();

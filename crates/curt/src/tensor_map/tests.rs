@@ -1,1 +1,113 @@
+use super::*;
 
+/// 4096 rows of 128 bfloat16, loaded as 64 x 64.
+fn plain() -> TensorMapBuilder {
+    TensorMap::builder(TensorMapType::Bf16, DevicePtr::new(0x1000, 4096 * 256))
+        .dims(&[128, 4096])
+        .strides(&[256])
+        .box_dims(&[64, 64])
+        .swizzle(Swizzle::Bytes128)
+}
+
+fn told(map: &TensorMapBuilder) -> String {
+    map.validate().expect_err("it is against the rules").to_string()
+}
+
+#[test]
+fn maps_of_attention_are_legal() {
+    plain().validate().unwrap();
+    // [batch, seq, head, dim] read as dim, seq, head, batch: strides need not grow.
+    let (dim, heads, seq, batch) = (64u64, 8, 1024, 2);
+    let bytes = (dim * heads * seq * batch * 2) as usize;
+    TensorMap::builder(TensorMapType::F16, DevicePtr::new(0x40, bytes))
+        .dims(&[dim, seq, heads, batch])
+        .strides(&[heads * dim * 2, dim * 2, seq * heads * dim * 2])
+        .box_dims(&[64, 128, 1, 1])
+        .swizzle(Swizzle::Bytes128)
+        .out_of_bounds(OutOfBounds::Nan)
+        .validate()
+        .unwrap();
+    // One dimension has no strides; one head for all has stride 0.
+    TensorMap::builder(TensorMapType::F32, DevicePtr::new(0x10, 400)).dims(&[100]).box_dims(&[4]).validate().unwrap();
+    plain().dims(&[128, 4096, 3]).strides(&[256, 0]).box_dims(&[64, 64, 1]).validate().unwrap();
+}
+
+#[test]
+fn the_extent_is_that_of_the_last_element() {
+    let map = |bytes| {
+        TensorMap::builder(TensorMapType::F16, DevicePtr::new(0x10, bytes))
+            .dims(&[8, 3])
+            .strides(&[32])
+            .box_dims(&[8, 1])
+    };
+    map(2 * 32 + 16).validate().unwrap();
+    insta::assert_snapshot!(told(&map(2 * 32 + 15)), @r"
+    tensor map refused:
+      the tensor takes 80 bytes, the memory has 79
+    ");
+}
+
+#[test]
+fn every_rule_is_told_with_its_numbers() {
+    let everything = TensorMap::builder(TensorMapType::U8, DevicePtr::new(0x1008, 16))
+        .dims(&[0, 1 << 33, 5])
+        .strides(&[24, 1 << 40])
+        .box_dims(&[40, 0, 257])
+        .element_strides(&[1, 0, 9])
+        .swizzle(Swizzle::Bytes32)
+        .out_of_bounds(OutOfBounds::Nan);
+    insta::assert_snapshot!(told(&everything), @r"
+    tensor map refused:
+      address 0x1008 must be a multiple of 16
+      dimension 0 is 0, must be 1 to 4294967296
+      dimension 1 is 8589934592, must be 1 to 4294967296
+      stride of dimension 1 is 24 bytes, must be a multiple of 16 below 2^40
+      stride of dimension 2 is 1099511627776 bytes, must be a multiple of 16 below 2^40
+      box side 1 is 0, must be 1 to 256
+      box side 2 is 257, must be 1 to 256
+      element stride 1 is 0, must be 1 to 8
+      element stride 2 is 9, must be 1 to 8
+      box side 0 has 40 bytes, must be a multiple of 16
+      box side 0 has 40 bytes, a swizzle of 32 bytes takes at most 32
+      elements outside the tensor cannot be NaN in U8
+      the tensor takes 4604204941289 bytes, the memory has 16
+    ");
+}
+
+#[test]
+fn counts_and_ranks_are_told() {
+    insta::assert_snapshot!(told(&plain().dims(&[1; 6]).element_strides(&[1])), @r"
+    tensor map refused:
+      6 dimensions, must be 1 to 5
+      1 strides, must be 5
+      2 box sides, must be 6
+      1 element strides, must be 6
+    ");
+    assert!(told(&plain().dims(&[])).contains("0 dimensions, must be 1 to 5"));
+    assert!(told(&plain().interleave(Interleave::Bytes16)).contains("2 dimensions, must be 3 to 5"));
+}
+
+#[test]
+fn interleaving_has_its_own_rules() {
+    let sliced = TensorMap::builder(TensorMapType::F16, DevicePtr::new(0x1010, 1 << 20))
+        .dims(&[16, 8, 8])
+        .strides(&[48, 512])
+        .box_dims(&[4, 4, 4])
+        .interleave(Interleave::Bytes32);
+    insta::assert_snapshot!(told(&sliced), @r"
+    tensor map refused:
+      address 0x1010 must be a multiple of 32
+      stride of dimension 1 is 48 bytes, must be a multiple of 32 below 2^40
+      an interleave of 32 bytes needs a swizzle of 32 bytes, not None
+    ");
+}
+
+#[test]
+fn a_null_address_and_extents_beyond_all_numbers_are_refused() {
+    assert!(
+        told(&TensorMap::builder(TensorMapType::U8, DevicePtr::NULL).dims(&[16]).box_dims(&[16]))
+            .contains("address 0x0")
+    );
+    let huge = plain().dims(&[u64::MAX; 5]).strides(&[u64::MAX; 4]).box_dims(&[64; 5]);
+    assert!(huge.validate().is_err());
+}
