@@ -7,7 +7,7 @@
 
 constexpr int VECTORS = VALUES / 4;
 
-extern "C" __global__ void __launch_bounds__(TEAM * ROWS) softmax_registers(const __grid_constant__ SoftmaxParams p) {
+extern "C" __global__ void __launch_bounds__(TEAM * ROWS, 1) softmax_registers(const __grid_constant__ SoftmaxParams p) {
   const int index = blockIdx.x * ROWS + threadIdx.x / TEAM;
   if (index >= p.chunk.total_rows) return;
   const int first_key = threadIdx.x % TEAM * 4;
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(TEAM * ROWS) softmax_registers(cons
       sum += x[i][j];
     }
   }
-  sum = reduce_team<Sum, TEAM>(sum) + exp2_approx((sink_of(p, row) - max) * LOG2E);
+  sum = reduce_team<Sum, TEAM>(sum) + exp_of(sink_of(p, row) - max);
   if (first_key == 0) store_log_sum_exp(p, row, max, sum);
 
   const Normaliser normaliser(max, sum);

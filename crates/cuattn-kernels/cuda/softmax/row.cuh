@@ -1,4 +1,5 @@
 // One score row: every score from q.k to what meets the softmax, the stage that is handed out, and the probabilities' storage.
+#define EXACT_SOFTCAP
 #include "softmax/rows.cuh"
 
 // STAGE: which scores are handed out.
@@ -86,9 +87,18 @@ DEVICE void store_probability_stage(const SoftmaxParams& p, const Row& row, int 
 #endif
 }
 
+// e^x for x <= 0. Float32 results keep every digit; 16-bit ones lose none by the fast instruction.
+DEVICE float exp_of(float x) {
+#if ELEMENT == ELEMENT_F32
+  return expf(x);
+#else
+  return exp2_approx(x * LOG2E);
+#endif
+}
+
 // exp(score - max) of a visible key, MASKED_PROBABILITY of a masked one.
 DEVICE float exponential(float score, float max) {
-  return score == -INFINITY_F32 ? MASKED_PROBABILITY : exp2_approx((score - max) * LOG2E);
+  return score == -INFINITY_F32 ? MASKED_PROBABILITY : exp_of(score - max);
 }
 
 // Four keys of a row, from `key` on. `row` is the row's first float, as Chunk::scores has it.

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, 1) softmax_streaming(const __
       store_score_stage(p, row, key + j, qk, x[j]);
       tile_max = Max::join(tile_max, x[j]);
     }
-    own_sum *= exp2_approx((own_max - subtracted(tile_max)) * LOG2E);
+    own_sum *= exp_of(own_max - subtracted(tile_max));
     own_max = tile_max;
     UNROLL for (int j = 0; j < 4; j++) own_sum += exponential(x[j], subtracted(own_max));
   }
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, 1) softmax_streaming(const __
   const float sink = sink_of(p, row);
   const float max = subtracted(reduce_team<Max, TEAM>(Max::join(own_max, sink)));
   // A NaN has no maximum but spoils the sum, which must then reach every thread: 0 * NaN is still NaN.
-  const float sum = reduce_team<Sum, TEAM>(own_sum * exp2_approx((own_max - max) * LOG2E)) + exp2_approx((sink - max) * LOG2E);
+  const float sum = reduce_team<Sum, TEAM>(own_sum * exp_of(own_max - max)) + exp_of(sink - max);
   if (threadIdx.x == 0) store_log_sum_exp(p, row, max, sum);
 
   const Normaliser normaliser(max, sum);
