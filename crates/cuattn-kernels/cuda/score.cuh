@@ -20,7 +20,9 @@ DEVICE float tanh_exact(float x) {
 }
 
 DEVICE float softcapped(float score, float cap) {
-#if ELEMENT == ELEMENT_F32
+#ifdef EXACT_SOFTCAP
+  return cap * tanhf(score / cap);  // for kernels that wait for memory anyway
+#elif ELEMENT == ELEMENT_F32
   return cap * tanh_exact(score / cap);
 #else
   return cap * tanh_approx(__fdividef(score, cap));
