@@ -1,5 +1,7 @@
 //! One problem through one engine, against the float64 reference.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use anyhow::{Context as _, ensure};
 use cuattn_core::reference::{self, HostOutput, decode};
 use cuattn_core::{DType, Engine, Operands, Plan, Problem, ScoreStage, Shape};
@@ -42,10 +44,28 @@ impl Conditions {
 pub fn check_space(cx: &Context<'_>, engine: &dyn Engine, space: &Space, count: usize) -> anyhow::Result<()> {
     let space = if cx.reduced() { space.clone().small() } else { space.clone() };
     let mut rng = cx.rng();
-    for _ in 0..count {
-        check_parity(cx, engine, &space.draw(&mut rng))?;
+    let problems: Vec<_> = (0..count).map(|_| space.draw(&mut rng)).collect();
+    plan_ahead(cx.runtime(), engine, &problems);
+    for problem in &problems {
+        check_parity(cx, engine, problem)?;
     }
     Ok(())
+}
+
+/// Makes every plan once, on all cores: nearly every random problem wants a kernel variant of its own, and one compiler after
+/// another would take most of a run. What fails here fails again, and is reported, where the problem is checked.
+pub fn plan_ahead(runtime: &Runtime, engine: &dyn Engine, problems: &[Problem]) {
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(problems.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(problem) = problems.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    drop(engine.plan(runtime, problem));
+                }
+            });
+        }
+    });
 }
 
 /// Runs `problem` with random inputs through `engine` and through the reference, and compares everything that it outputs.
@@ -131,10 +151,26 @@ impl Launched {
         inputs: &Inputs,
         misaligned_elements: usize,
     ) -> anyhow::Result<Self> {
+        Self::run_with(runtime, plan, inputs, misaligned_elements, |_| ())
+    }
+
+    /// [`Launched::run`] with operands that `complete` has added what inputs do not hold to: buffers of a score modification.
+    ///
+    /// # Errors
+    ///
+    /// As [`Launched::run`].
+    pub fn run_with(
+        runtime: &Runtime,
+        plan: &dyn Plan,
+        inputs: &Inputs,
+        misaligned_elements: usize,
+        complete: impl FnOnce(&mut Operands),
+    ) -> anyhow::Result<Self> {
         let problem = plan.problem();
         let extents = problem.extents()?;
         let misalign = misaligned_elements * problem.dtype.size();
-        let upload = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(|bytes| Guarded::upload(runtime, bytes, 0)).transpose();
+        let upload =
+            |bytes: &Option<Vec<u8>>| bytes.as_ref().map(|bytes| Guarded::upload(runtime, bytes, 0)).transpose();
         let output = |bytes: Option<usize>| bytes.map(|bytes| Guarded::poisoned(runtime, bytes, 0)).transpose();
         let q = Guarded::upload(runtime, &inputs.q, misalign)?;
         let k = Guarded::upload(runtime, &inputs.k, misalign)?;
@@ -150,7 +186,7 @@ impl Launched {
         ensure!(size.align <= 256 || size.bytes == 0, "a workspace aligned to {} bytes", size.align);
         let workspace = Guarded::poisoned(runtime, size.bytes, 0)?;
         let ptr = |tensor: &Option<Guarded>| tensor.as_ref().map(Guarded::ptr);
-        let operands = Operands {
+        let mut operands = Operands {
             q: q.ptr(),
             k: k.ptr(),
             v: v.ptr(),
@@ -164,6 +200,7 @@ impl Launched {
             page_table: ptr(&page_table),
             ..Operands::default()
         };
+        complete(&mut operands);
         // SAFETY: all operands and the workspace are allocations of this runtime that live until the reads below have
         // synchronised with its stream, and nothing else uses them.
         unsafe { plan.launch(&operands, workspace.ptr()) }.context("the launch failed")?;
@@ -258,8 +295,7 @@ mod tests {
     use crate::space::Layout;
 
     fn problem(layout: Layout) -> Problem {
-        let shape =
-            Shape { batch: 2, q_heads: 4, kv_heads: 2, q_len: 5, kv_len: 3, head_dim: 8, v_head_dim: 8 };
+        let shape = Shape { batch: 2, q_heads: 4, kv_heads: 2, q_len: 5, kv_len: 3, head_dim: 8, v_head_dim: 8 };
         let mut problem = Problem::with_strides(shape, DType::F16, layout.strides(shape));
         problem.mask = Mask::causal(Alignment::BottomRight);
         problem.wants_log_sum_exp = true;
@@ -324,7 +360,8 @@ mod tests {
     #[test]
     fn scores_must_agree_on_what_is_masked() {
         let inf = f64::NEG_INFINITY;
-        let compare = |actual: &[f64], expected: &[f64]| compare_scores(actual, expected, ScoreStage::Masked, DType::F32);
+        let compare =
+            |actual: &[f64], expected: &[f64]| compare_scores(actual, expected, ScoreStage::Masked, DType::F32);
         assert!(compare(&[inf, 1.0], &[inf, 1.0]).is_ok());
         assert!(compare(&[-1e30, 1.0], &[inf, 1.0]).is_err());
         assert!(compare(&[inf, 1.0], &[0.0, 1.0]).is_err());

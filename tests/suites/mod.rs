@@ -2,7 +2,9 @@
 
 use crate::Suite;
 
+pub mod flash;
+
 /// Every suite.
 pub fn all() -> Vec<Suite> {
-    vec![]
+    vec![flash::suite()]
 }

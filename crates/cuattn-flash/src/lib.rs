@@ -1,1 +1,48 @@
-//! See the crate's description; its author is writing it.
+//! Fused online-softmax attention: no score tensor, every mask, every dtype, every head size.
+//!
+//! One launch reads q, k and v once and writes o. Scores live in registers for the length of one block of keys; the softmax is kept
+//! running, so memory does not grow with `q_len * kv_len` and no workspace is needed.
+//!
+//! # Paths
+//!
+//! The engine is several kernels that compute the same function, and picks one for the device and the problem:
+//!
+//! | path | device | takes |
+//! |---|---|---|
+//! | `mma` | sm_80 and up | f16, bf16; head sizes that are multiples of 8 up to 256; strides of multiples of 8; 16-byte aligned pointers |
+//! | `simt` | any | every dtype, head size, stride and alignment; float32 with float32 accuracy |
+//!
+//! A plan for `mma` also holds the `simt` kernel, and a launch whose pointers are not aligned takes it: slower, but never a
+//! failure. [`Engine::consider`] says which path a problem takes and, for each path that it does not, every reason.
+//!
+//! ```
+//! use cuattn_core::{DType, Engine, Problem, Shape};
+//! use cuattn_flash::Flash;
+//! let shape = Shape { batch: 1, q_heads: 32, kv_heads: 8, q_len: 4096, kv_len: 4096, head_dim: 128, v_head_dim: 128 };
+//! let device = curt::Capabilities::h200();
+//!
+//! let half = Flash.consider(&device, &Problem::bhsd(shape, DType::Bf16))?;
+//! assert_eq!(half.path, "mma");
+//!
+//! let single = Flash.consider(&device, &Problem::bhsd(shape, DType::F32))?;
+//! assert_eq!(single.path, "simt");
+//! assert!(single.refused[0].to_string().contains("f32"));
+//! # Ok::<(), cuattn_core::Refusal>(())
+//! ```
+//!
+//! # What masked values cannot do
+//!
+//! Tensor cores multiply a masked key's probability, 0, with whatever V holds there, and 0 times NaN is NaN. Rows beyond a sequence's
+//! length are read as zeros. For the rest, a block that ends with a value that is not finite starts over and leaves masked keys out,
+//! so NaN or infinity reaches exactly the rows that see it. Finite inputs never pay for this.
+
+mod engine;
+mod mma;
+mod outline;
+mod plan;
+mod simt;
+
+pub use engine::Flash;
+
+#[doc(no_inline)]
+pub use cuattn_core::Engine;

@@ -57,8 +57,10 @@ const TILES: &[TileChoice] = &[
     TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 48, 1) },
     TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(8, 1, 64, 1) },
     TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(4, 1, 32, 1) },
-    TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(4, 1, 16, 1) },
+    TileChoice { head_dim: 256, rows: usize::MAX, tile: SMALLEST_TILE },
 ];
+
+const SMALLEST_TILE: Tile = tile(4, 1, 16, 1);
 
 /// What a device offers a kernel, as far as the choice of a tile depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,13 +97,13 @@ pub struct Mma {
 }
 
 impl Mma {
-    /// Attention without bias, softcap or score modification.
-    pub const fn plain(element: Element, head_dim: usize, v_head_dim: usize, tile: Tile) -> Self {
+    /// Attention without bias, softcap or score modification, in the tile that fits everywhere.
+    pub const fn plain(element: Element, head_dim: usize, v_head_dim: usize) -> Self {
         Self {
             element,
             head_dim,
             v_head_dim,
-            tile,
+            tile: SMALLEST_TILE,
             bias: BiasKind::None,
             bias_staged: false,
             softcap: false,
@@ -111,18 +113,19 @@ impl Mma {
     }
 
     /// This variant with the tile that suits `rows` packed query rows on such a device. `None` where nothing fits.
-    pub fn with_best_tile(mut self, rows: usize, device: Limits) -> Option<Self> {
+    pub fn with_best_tile(&self, rows: usize, device: Limits) -> Option<Self> {
+        let mut chosen = self.clone();
         let head_dim = self.head_dim.max(self.v_head_dim);
         for choice in TILES.iter().filter(|choice| head_dim <= choice.head_dim && rows <= choice.rows) {
-            self.tile = choice.tile;
+            chosen.tile = choice.tile;
             // ptxas for sm_100 and up needs a few registers more than the 255 there are.
-            let too_tight = device.compute_major >= 10 && head_dim > 112 && self.tile == tile(4, 2, 64, 1);
-            let together = self.shared_bytes() + SYSTEM_SHARED_BYTES;
+            let too_tight = device.compute_major >= 10 && head_dim > 112 && chosen.tile == tile(4, 2, 64, 1);
+            let together = chosen.shared_bytes() + SYSTEM_SHARED_BYTES;
             if !too_tight
-                && self.shared_bytes() <= device.shared_bytes_per_block
-                && self.tile.blocks_per_multiprocessor * together <= device.shared_bytes_per_multiprocessor
+                && chosen.shared_bytes() <= device.shared_bytes_per_block
+                && chosen.tile.blocks_per_multiprocessor * together <= device.shared_bytes_per_multiprocessor
             {
-                return Some(self);
+                return Some(chosen);
             }
         }
         None
@@ -184,7 +187,7 @@ pub fn variants() -> Vec<Variant> {
     let mut push = |name: String, mma: Mma, architectures, tuned| {
         all.push(Variant { name: format!("flash/mma {name}"), source: mma.source(), architectures, tuned });
     };
-    let plain = |element, d, dv, tile| Mma::plain(element, d, dv, tile);
+    let plain = |element, d, dv, tile| Mma { tile, ..Mma::plain(element, d, dv) };
     let wide = &Architecture::FROM_AMPERE[..4];
     for element in [Element::F16, Element::Bf16] {
         let of = element.name();
@@ -249,7 +252,7 @@ mod tests {
             for d in (8..=MAX_HEAD_DIM).step_by(8) {
                 for rows in [1, 64, 65, 4096] {
                     let bias = BiasKind::F32;
-                    let mma = Mma { bias, bias_staged: true, ..Mma::plain(Element::F16, d, d, TILES[0].tile) };
+                    let mma = Mma { bias, bias_staged: true, ..Mma::plain(Element::F16, d, d) };
                     let chosen = mma.with_best_tile(rows, device);
                     assert!(chosen.is_some(), "{device:?} d{d} rows {rows}");
                 }
@@ -259,7 +262,7 @@ mod tests {
 
     #[test]
     fn hopper_runs_two_blocks_of_128_rows_at_d128() {
-        let chosen = Mma::plain(Element::Bf16, 128, 128, TILES[0].tile).with_best_tile(4096, H200).unwrap();
+        let chosen = Mma::plain(Element::Bf16, 128, 128).with_best_tile(4096, H200).unwrap();
         assert_eq!(chosen.tile, tile(4, 2, 64, 2));
         assert_eq!(chosen.shared_bytes(), (128 + 4 * 64) * 256 + 4 * 32 * 64 * 2);
     }

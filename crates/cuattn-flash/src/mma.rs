@@ -1,0 +1,99 @@
+//! The `mma` path: who may take it, and how it is launched.
+
+use cuattn_core::lowering::{bias_kind, element};
+use cuattn_core::{DType, Problem, Reason};
+use cuattn_kernels::flash::mma::{self, Limits, Mma};
+use curt::Capabilities;
+
+use crate::outline::{Grid, Kernel, Rows};
+
+pub(crate) const PATH: &str = "mma";
+
+/// Bytes of the pieces in which tiles are copied.
+const PIECE: usize = 16;
+
+/// The kernel for `problem`, or every reason against it.
+pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Vec<Reason>> {
+    let reasons = reasons_against(device, problem);
+    if !reasons.is_empty() {
+        return Err(reasons);
+    }
+    let shape = problem.shape;
+    let limits = Limits {
+        compute_major: device.compute_capability.0,
+        shared_bytes_per_block: device.shared_bytes_per_block,
+        shared_bytes_per_multiprocessor: device.shared_bytes_per_multiprocessor,
+    };
+    let all_rows = shape.q_len * shape.group();
+    let variant = Mma {
+        bias: bias_kind(problem),
+        bias_staged: bias_in_pieces(problem),
+        softcap: problem.softcap.is_some(),
+        score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
+        unusual_scale: problem.scale <= 0.0,
+        ..Mma::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim)
+    };
+    let Some(variant) = variant.with_best_tile(all_rows, limits) else {
+        let need = variant.shared_bytes();
+        let got = device.shared_bytes_per_block;
+        let instead = "the simt path takes any head size".to_owned();
+        return Err(vec![Reason::SharedMemory { by: PATH.to_owned(), need, got, instead }]);
+    };
+    let block_rows = variant.tile.block_rows();
+    let grid = Grid::new(problem, Rows::of(problem, block_rows), block_rows, 1).map_err(|reason| vec![reason])?;
+    let mut details = vec![
+        format!("{block_rows} x {} tile, {} warps", variant.tile.block_keys, variant.tile.warps),
+        format!("{} blocks of {} bytes of shared memory", grid.blocks, variant.shared_bytes()),
+    ];
+    details.extend(grid.details());
+    Ok(Kernel {
+        path: PATH,
+        source: variant.source(),
+        grid,
+        threads: variant.tile.threads() as u32,
+        shared_bytes: variant.shared_bytes() as u32,
+        alignment: PIECE,
+        why: format!("{} at head size {} fits the tensor cores", problem.dtype, shape.head_dim),
+        details,
+    })
+}
+
+fn reasons_against(device: &Capabilities, problem: &Problem) -> Vec<Reason> {
+    let shape = problem.shape;
+    let mut reasons = Vec::new();
+    let mut refuse = |feature: String, instead: &str| reasons.push(Reason::unsupported(feature, PATH, instead));
+    if problem.dtype == DType::F32 {
+        refuse("f32 tensors".to_owned(), "tensor cores would round them; the simt path keeps float32 accuracy");
+    }
+    for (what, dim) in [("head_dim", shape.head_dim), ("v_head_dim", shape.v_head_dim)] {
+        if dim % 8 != 0 || dim > mma::MAX_HEAD_DIM {
+            refuse(
+                format!("{what} {dim}"),
+                "it takes multiples of 8 up to 256; pad the tensors, or take the simt path",
+            );
+        }
+    }
+    for (what, strides) in [("q", problem.q), ("k", problem.k), ("v", problem.v), ("o", problem.o)] {
+        if [strides.batch, strides.head, strides.row].iter().any(|stride| stride % 8 != 0) {
+            let feature = format!("strides of {what} that are no multiples of 8 elements");
+            refuse(feature, "it copies 16 bytes at a time; align the rows, or take the simt path");
+        }
+    }
+    if device.compute_capability.0 < 8 {
+        reasons.push(Reason::ArchUnsupported {
+            by: PATH.to_owned(),
+            need: "8.0 or newer".to_owned(),
+            got: device.compute_capability,
+            instead: "the simt path runs on any device".to_owned(),
+        });
+    }
+    reasons
+}
+
+/// Whether every row of the bias begins at a multiple of 16 bytes, as far as its strides tell.
+fn bias_in_pieces(problem: &Problem) -> bool {
+    problem.mask.bias.is_some_and(|bias| {
+        let aligned = |stride: i64| (stride * bias.kind.size() as i64) % PIECE as i64 == 0;
+        bias.key == 1 && aligned(bias.batch) && aligned(bias.head) && aligned(bias.row)
+    })
+}

@@ -1,0 +1,166 @@
+//! Which path does a problem, decided without a GPU.
+
+use cuattn_core::lowering::MAX_SEQUENCE;
+use cuattn_core::{EngineId, Explanation, Problem, Reason, Refusal};
+use cuattn_kernels::Source;
+use curt::Capabilities;
+
+use crate::{mma, simt};
+
+/// A kernel and how it is launched for one problem.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    /// `mma` or `simt`.
+    pub(crate) path: &'static str,
+    pub(crate) source: Source,
+    pub(crate) grid: Grid,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+    /// Alignment in bytes that q, k, v, o and the bias must have.
+    pub(crate) alignment: usize,
+    pub(crate) why: String,
+    pub(crate) details: Vec<String>,
+}
+
+/// What a plan consists of.
+#[derive(Clone, Debug)]
+pub(crate) struct Outline {
+    /// The kernel for a launch whose pointers are aligned; `None` where there is nothing to compute.
+    pub(crate) kernel: Option<Kernel>,
+    /// The kernel for any other launch, where the first one asks for alignment.
+    pub(crate) unaligned: Option<Kernel>,
+    refused: Vec<Refusal>,
+}
+
+impl Outline {
+    pub(crate) fn new(device: &Capabilities, problem: &Problem) -> Result<Self, Refusal> {
+        problem.validate()?;
+        let mut reasons = Vec::new();
+        if let Some(scores) = problem.scores {
+            let feature = format!("handing out scores ({:?})", scores.stage);
+            reasons.push(Reason::unsupported(feature, "flash", "use the phase2a engine, which keeps a score tensor"));
+        }
+        if problem.paging.is_some() {
+            reasons.push(Reason::unsupported("paged keys and values", "flash", "gather the pages into a dense cache"));
+        }
+        for (what, len) in [("q_len", problem.shape.q_len), ("kv_len", problem.shape.kv_len)] {
+            if len > MAX_SEQUENCE {
+                let feature = format!("{what} {len}");
+                reasons.push(Reason::unsupported(feature, "flash", format!("keep it at most {MAX_SEQUENCE}")));
+            }
+        }
+        if !reasons.is_empty() {
+            return Err(Refusal::by_engine(EngineId::Flash, reasons));
+        }
+        if problem.shape.is_empty() {
+            return Ok(Self { kernel: None, unaligned: None, refused: Vec::new() });
+        }
+        match mma::kernel(device, problem) {
+            Ok(kernel) => {
+                Ok(Self { kernel: Some(kernel), unaligned: Some(simt::kernel(device, problem)?), refused: Vec::new() })
+            }
+            Err(reasons) => {
+                let refused = vec![Refusal::by_path(EngineId::Flash, mma::PATH, reasons)];
+                Ok(Self { kernel: Some(simt::kernel(device, problem)?), unaligned: None, refused })
+            }
+        }
+    }
+
+    pub(crate) fn explanation(&self) -> Explanation {
+        let engine = EngineId::Flash;
+        let refused = self.refused.clone();
+        match &self.kernel {
+            Some(kernel) => {
+                let (path, why, details) = (kernel.path.to_owned(), kernel.why.clone(), kernel.details.clone());
+                Explanation { engine, path, why, details, refused }
+            }
+            None => Explanation {
+                engine,
+                path: "nothing".to_owned(),
+                why: "the output has no element, so nothing is launched".to_owned(),
+                details: Vec::new(),
+                refused,
+            },
+        }
+    }
+}
+
+/// The rows of a head unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) pack: usize,
+    pub(crate) rows: usize,
+}
+
+impl Rows {
+    /// Folds the heads of a group into the rows where that fills tiles of `block_rows` clearly better: short queries share each
+    /// read of K and V among their heads, long ones are better off with one head a tile.
+    pub(crate) fn of(problem: &Problem, block_rows: usize) -> Self {
+        let (q_len, group) = (problem.shape.q_len, problem.shape.group());
+        let filled = |rows: usize| rows as f64 / rows.next_multiple_of(block_rows) as f64;
+        let pack = if group > 1 && filled(q_len) < 0.9 * filled(q_len * group) { group } else { 1 };
+        Self { pack, rows: q_len * pack }
+    }
+}
+
+/// The blocks of a launch and their order; `tile_scheduler.cuh` turns a block's number into its tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grid {
+    pub(crate) blocks: u32,
+    /// Query heads folded into the rows of a tile.
+    pub(crate) pack: i32,
+    /// Tiles over the packed rows of a head unit.
+    pub(crate) row_tiles: i32,
+    /// Head units whose tiles are drawn together.
+    pub(crate) section: i32,
+}
+
+impl Grid {
+    /// One block for each tile of `block_rows` rows, times `splits`.
+    pub(crate) fn new(problem: &Problem, rows: Rows, block_rows: usize, splits: usize) -> Result<Self, Reason> {
+        let shape = problem.shape;
+        let units = shape.batch * shape.q_heads / rows.pack;
+        let row_tiles = rows.rows.div_ceil(block_rows);
+        let blocks = units as u128 * row_tiles as u128 * splits as u128;
+        match u32::try_from(blocks) {
+            Ok(blocks) if blocks <= i32::MAX as u32 => Ok(Self {
+                blocks,
+                pack: rows.pack as i32,
+                row_tiles: row_tiles as i32,
+                section: section(problem, rows.pack) as i32,
+            }),
+            _ => {
+                let feature = format!("a grid of {blocks} blocks");
+                Err(Reason::unsupported(feature, "a launch", "split the batch over several launches"))
+            }
+        }
+    }
+
+    /// What people may want to know of it.
+    pub(crate) fn details(self) -> impl Iterator<Item = String> {
+        let packed = (self.pack > 1).then(|| format!("{} query heads packed into the rows of a tile", self.pack));
+        let sections =
+            (self.section > 1).then(|| format!("longest tiles first, in sections of {} heads", self.section));
+        packed.into_iter().chain(sections)
+    }
+}
+
+/// Bytes of K and V that the tiles in flight may touch before they fall out of L2. Causal sections of 8 MB for short and 16 MB for
+/// longer sequences measured best among 8, 16, 32 MB and one wave on an H200.
+fn section_bytes(kv_len: usize) -> usize {
+    if kv_len <= 512 { 8 << 20 } else { 16 << 20 }
+}
+
+/// Head units whose tiles are drawn together: several where tiles differ in length, so that the long ones of all come first; one
+/// where they are alike, so that a head's K and V stay in L2 while its rows are done.
+fn section(problem: &Problem, pack: usize) -> usize {
+    let shape = problem.shape;
+    let units = shape.batch * shape.q_heads / pack;
+    let alike = !problem.mask.causal && problem.mask.window.right.is_none() && problem.mask.window.left.is_none();
+    if alike {
+        return 1;
+    }
+    let kv_bytes = shape.kv_len.max(1) * (shape.head_dim + shape.v_head_dim) * problem.dtype.size();
+    let kv_heads = (section_bytes(shape.kv_len) / kv_bytes).max(1);
+    (kv_heads * (shape.group() / pack)).clamp(1, units)
+}

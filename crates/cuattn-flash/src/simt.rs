@@ -1,0 +1,49 @@
+//! The `simt` path: it takes everything that the engine takes.
+
+use cuattn_core::lowering::{bias_kind, element};
+use cuattn_core::{EngineId, Problem, Reason, Refusal};
+use cuattn_kernels::flash::simt::{Demand, Simt};
+use curt::Capabilities;
+
+use crate::outline::{Grid, Kernel, Rows};
+
+pub(crate) const PATH: &str = "simt";
+
+/// The kernel for `problem`. Refused only where the grid would be larger than a launch can have.
+pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Refusal> {
+    let shape = problem.shape;
+    let demand = Demand {
+        rows: shape.q_len * shape.group(),
+        kv_heads: shape.batch * shape.kv_heads,
+        multiprocessors: device.multiprocessors as usize,
+        shared_bytes_per_block: device.shared_bytes_per_block,
+    };
+    let variant = Simt {
+        bias: bias_kind(problem),
+        softcap: problem.softcap.is_some(),
+        score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
+        ..Simt::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)
+    };
+    let block_rows = variant.tile.block_rows();
+    let splits = variant.splits(shape.v_head_dim);
+    let grid = Grid::new(problem, Rows::of(problem, block_rows), block_rows, splits)
+        .map_err(|reason: Reason| Refusal::by_path(EngineId::Flash, PATH, vec![reason]))?;
+    let mut details = vec![
+        format!("{block_rows} x {} tile, {} warps", variant.tile.block_keys, variant.tile.warps),
+        format!("{} blocks of {} bytes of shared memory", grid.blocks, variant.tile.shared_bytes()),
+    ];
+    if splits > 1 {
+        details.push(format!("value columns split over {splits} blocks, each of which computes the scores"));
+    }
+    details.extend(grid.details());
+    Ok(Kernel {
+        path: PATH,
+        source: variant.source(),
+        grid,
+        threads: variant.tile.threads() as u32,
+        shared_bytes: variant.tile.shared_bytes() as u32,
+        alignment: problem.dtype.size(),
+        why: "it takes every element type, head size, stride and alignment".to_owned(),
+        details,
+    })
+}

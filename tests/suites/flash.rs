@@ -1,0 +1,448 @@
+//! The flash engine against the float64 reference, and against phase2a on the GPU.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail, ensure};
+use cuattn_core::reference::{self, HostOutput, ScoreIndex, decode, encode};
+use cuattn_core::{
+    Alignment, BiasKind, DType, Engine, IndexType, KeyLengths, Mask, Operands, PlanError, Problem, ScoreMod, Shape,
+    Strides, Window,
+};
+use cuattn_flash::Flash;
+use cuattn_phase2a::Phase2a;
+use curt::{DevicePtr, Runtime};
+use rand::Rng;
+
+use crate::compare::{Tolerance, errors};
+use crate::inputs::Inputs;
+use crate::parity::{Launched, check_inputs, check_space};
+use crate::space::{Layout, Space};
+use crate::tensors::{Distribution, Guarded};
+use crate::{Context, Suite};
+
+/// The suite.
+pub fn suite() -> Suite {
+    Suite::new("flash")
+        .kernels(&[
+            "flash/",
+            "ptx/",
+            "types",
+            "numeric",
+            "params",
+            "mask",
+            "score",
+            "tile_scheduler",
+            "row_span",
+            "shared_tile",
+        ])
+        .case("plain", |cx| check_space(cx, &Flash, &sixteen_bit(Space::plain()), cx.scaled(60, 6)))
+        .case("tensor cores, everything", |cx| check_space(cx, &Flash, &tensor_cores(), cx.scaled(1500, 40)))
+        .case("tensor cores, biases", |cx| check_space(cx, &Flash, &biased(), cx.scaled(400, 12)))
+        .case("tensor cores, short queries", |cx| check_space(cx, &Flash, &short_queries(), cx.scaled(300, 10)))
+        .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(600, 16)))
+        .case("any head size, layout and alignment", |cx| check_space(cx, &Flash, &odd(), cx.scaled(500, 16)))
+        .case("agrees with phase2a", agrees_with_phase2a)
+        .case("real tensors", real_tensors)
+        .case("a visible NaN reaches the rows that see it", visible_nan)
+        .case("fifty launches are one", fifty_launches)
+        .case("score modifications", score_modifications)
+        .case("a score modification that does not compile", broken_score_modification)
+        .case("captured and replayed with other lengths", replayed_lengths)
+        .case("more than 2^31 elements apart", far_apart)
+        .case("no score tensor", no_score_tensor)
+        .case("refusals", refusals)
+}
+
+fn sixteen_bit(space: Space) -> Space {
+    Space { dtypes: vec![DType::F16, DType::Bf16], ..space }
+}
+
+/// What the `mma` path takes, odd rows and alignments aside, which go to `simt`.
+fn tensor_cores() -> Space {
+    Space {
+        head_dims: vec![8, 16, 32, 40, 64, 64, 72, 80, 96, 112, 128, 128, 160, 192, 256],
+        heads: vec![(1, 1), (2, 1), (3, 1), (5, 1), (7, 1), (9, 1), (4, 4), (8, 2), (28, 4), (24, 4), (48, 2), (13, 1)],
+        layouts: vec![
+            Layout::Bhsd,
+            Layout::Bshd,
+            Layout::Sbhd,
+            Layout::PackedQkv,
+            Layout::Capacity,
+            Layout::BroadcastKv,
+        ],
+        ..sixteen_bit(Space::full())
+    }
+}
+
+fn biased() -> Space {
+    Space {
+        head_dims: vec![64, 128],
+        v_head_dim_differs: false,
+        biases: vec![
+            BiasKind::Additive(DType::F32),
+            BiasKind::Additive(DType::F16),
+            BiasKind::Additive(DType::Bf16),
+            BiasKind::Boolean,
+        ],
+        ..tensor_cores()
+    }
+}
+
+/// One to a few query rows over many keys, where the heads of a group share a tile.
+fn short_queries() -> Space {
+    Space { q_lens: vec![1, 1, 2, 3, 4, 5, 8, 16], kv_lens: vec![1, 64, 1025, 2000, 4096], ..tensor_cores() }
+}
+
+fn float32() -> Space {
+    Space {
+        dtypes: vec![DType::F32],
+        head_dims: vec![1, 4, 8, 40, 64, 64, 64, 72, 96, 128, 128, 128, 160, 192, 256, 512],
+        heads: vec![(1, 1), (3, 1), (5, 1), (7, 1), (9, 1), (4, 4), (8, 2), (28, 4)],
+        ..Space::full()
+    }
+}
+
+fn odd() -> Space {
+    Space { head_dims: vec![1, 3, 4, 5, 12, 20, 33, 66, 100, 129, 264, 512], ..Space::full() }
+}
+
+fn agrees_with_phase2a(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    let space = Space { multiplications: 1 << 28, ..tensor_cores() };
+    let space = if cx.reduced() { space.small() } else { space };
+    let phase2a = Phase2a::new();
+    for _ in 0..cx.scaled(40, 2) {
+        let problem = space.draw(&mut rng);
+        let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+        let run = |engine: &dyn Engine| -> anyhow::Result<Vec<f64>> {
+            let plan = engine.plan(cx.runtime(), &problem)?;
+            let launched = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+            Ok(HostOutput::read_o(&problem, &launched.o)?)
+        };
+        let (flash, other) = (run(&Flash)?, run(&phase2a)?);
+        errors(&flash, &other).within(&Tolerance::for_dtype(problem.dtype)).with_context(|| format!("{problem:?}"))?;
+        cx.count(1);
+    }
+    Ok(())
+}
+
+fn real_tensors(cx: &Context<'_>) -> anyhow::Result<()> {
+    for sample in crate::samples::all()? {
+        check_inputs(cx, &Flash, &sample.problem, &sample.inputs, 0).with_context(|| sample.name.clone())?;
+    }
+    Ok(())
+}
+
+/// NaN and infinity in V at keys that some rows of a tile see and others do not.
+fn visible_nan(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    for dtype in DType::ALL {
+        for (head_dim, q_len, causal) in [(64, 200, true), (128, 130, true), (40, 70, true), (128, 65, false)] {
+            let shape =
+                Shape { batch: 1, q_heads: 2, kv_heads: 1, q_len, kv_len: q_len, head_dim, v_head_dim: head_dim };
+            let mut problem = Problem::bhsd(shape, dtype);
+            problem.mask = if causal {
+                Mask::causal(Alignment::BottomRight)
+            } else {
+                Mask { window: Window { left: Some(9), right: Some(5) }, ..Mask::none() }
+            };
+            let mut inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+            for value in [f64::NAN, f64::INFINITY] {
+                let at = rng.random_range(0..q_len * head_dim) * dtype.size();
+                inputs.v[at..at + dtype.size()].copy_from_slice(&encode(&[value], dtype));
+            }
+            let expected = reference::attention(&problem, &inputs.host())?;
+            let plan = Flash.plan(cx.runtime(), &problem)?;
+            let launched = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+            let actual = HostOutput::read_o(&problem, &launched.o)?;
+            let mut finite = (Vec::new(), Vec::new());
+            for (index, (&actual, &expected)) in actual.iter().zip(&expected.o).enumerate() {
+                if expected.is_finite() {
+                    finite.0.push(actual);
+                    finite.1.push(expected);
+                } else {
+                    let same = actual == expected || (actual.is_nan() && expected.is_nan());
+                    ensure!(same, "{problem:?}: element {index} is {actual} and must be {expected}");
+                }
+            }
+            ensure!(finite.0.len() < actual.len(), "no row saw a value that is not finite");
+            errors(&finite.0, &finite.1)
+                .within(&Tolerance::for_dtype(dtype))
+                .with_context(|| format!("{problem:?}"))?;
+            cx.count(1);
+        }
+    }
+    Ok(())
+}
+
+fn fifty_launches(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    for dtype in DType::ALL {
+        let shape =
+            Shape { batch: 2, q_heads: 8, kv_heads: 2, q_len: 257, kv_len: 513, head_dim: 128, v_head_dim: 128 };
+        let mut problem = Problem::bshd(shape, dtype);
+        problem.mask = Mask::causal(Alignment::BottomRight);
+        problem.wants_log_sum_exp = true;
+        let inputs = Inputs::draw(&problem, Distribution::Peaky, &mut rng)?;
+        let plan = Flash.plan(cx.runtime(), &problem)?;
+        let first = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+        for launch in 1..cx.scaled(50, 3) {
+            let again = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+            ensure!(again == first, "{dtype}: launch {launch} differs from the first");
+        }
+        cx.count(1);
+    }
+    Ok(())
+}
+
+/// A score modification as CUDA and as a closure.
+struct Pair {
+    name: &'static str,
+    body: &'static str,
+    host: fn(f64, ScoreIndex, &[f32]) -> f64,
+}
+
+/// What people write: a slope a head, documents that do not see each other, a band plus a few global keys.
+const PAIRS: &[Pair] = &[
+    Pair {
+        name: "ALiBi",
+        body: "const float slope = static_cast<const float*>(buffers[0])[head];\nreturn score - slope * fabsf((float)(q - k));",
+        host: |score, at, buffer| score - f64::from(buffer[at.head]) * (at.q as f64 - at.k as f64).abs(),
+    },
+    Pair {
+        name: "documents",
+        body: "const float* document = static_cast<const float*>(buffers[0]);\n\
+               return document[q] == document[k] ? score : -INFINITY_F32;",
+        host: |score, at, buffer| if buffer[at.q] == buffer[at.k] { score } else { f64::NEG_INFINITY },
+    },
+    Pair {
+        name: "soft sparse",
+        body: "return k < 4 || abs(q - k) < 16 ? score : score - static_cast<const float*>(buffers[0])[batch];",
+        host: |score, at, buffer| {
+            if at.k < 4 || at.q.abs_diff(at.k) < 16 { score } else { score - f64::from(buffer[at.batch]) }
+        },
+    },
+];
+
+fn score_modifications(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    let len = if cx.reduced() { 70 } else { 300 };
+    let buffer: Vec<f32> = (0..len).map(|i| (i / 37) as f32 * 0.25).collect();
+    let device_buffer = cx.runtime().upload(&buffer)?;
+    for pair in PAIRS {
+        for dtype in DType::ALL {
+            for (head_dim, causal) in [(64, true), (128, false), (20, true)] {
+                let shape = Shape {
+                    batch: 2,
+                    q_heads: 4,
+                    kv_heads: 2,
+                    q_len: len,
+                    kv_len: len,
+                    head_dim,
+                    v_head_dim: head_dim,
+                };
+                let mut problem = Problem::bhsd(shape, dtype);
+                problem.score_mod = Some(ScoreMod { body: Arc::from(pair.body), buffers: 1 });
+                problem.wants_log_sum_exp = true;
+                if causal {
+                    problem.mask = Mask::causal(Alignment::TopLeft);
+                }
+                let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+                let host = |score: f64, at: ScoreIndex| (pair.host)(score, at, &buffer);
+                let mut operands = inputs.host();
+                operands.score_mod = Some(&host);
+                let expected = reference::attention(&problem, &operands)?;
+                let plan = Flash.plan(cx.runtime(), &problem)?;
+                let launched = Launched::run_with(cx.runtime(), plan.as_ref(), &inputs, 0, |operands| {
+                    operands.score_mod_buffers[0] = Some(device_buffer.ptr());
+                })?;
+                let worst = launched
+                    .compare(&problem, &expected)
+                    .with_context(|| format!("{} {dtype} d{head_dim}", pair.name))?;
+                cx.record_error_of(dtype, worst.relative_l2, worst.worst_element);
+                cx.count(1);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn broken_score_modification(cx: &Context<'_>) -> anyhow::Result<()> {
+    let shape = Shape { batch: 1, q_heads: 1, kv_heads: 1, q_len: 16, kv_len: 16, head_dim: 64, v_head_dim: 64 };
+    let mut problem = Problem::bhsd(shape, DType::F16);
+    problem.score_mod = Some(ScoreMod { body: Arc::from("float x = 1.f;\nreturn score + not_declared;"), buffers: 0 });
+    match Flash.plan(cx.runtime(), &problem) {
+        Err(PlanError::Runtime(error)) => {
+            let text = error.to_string();
+            ensure!(text.contains("score_mod:2") || text.contains("score_mod(2)"), "no line of the snippet in: {text}");
+            ensure!(text.contains("not_declared"), "not the name in: {text}");
+            Ok(())
+        }
+        Err(other) => bail!("another error: {other}"),
+        Ok(_) => bail!("a snippet with an undeclared name was accepted"),
+    }
+}
+
+/// One graph, replayed with other lengths on the device, against eager launches with these lengths.
+fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
+    let runtime = cx.runtime();
+    let mut rng = cx.rng();
+    for (dtype, head_dim) in [(DType::F16, 128), (DType::Bf16, 64), (DType::F32, 64)] {
+        let shape = Shape { batch: 3, q_heads: 4, kv_heads: 2, q_len: 33, kv_len: 200, head_dim, v_head_dim: head_dim };
+        let mut problem = Problem::bhsd(shape, dtype);
+        problem.mask = Mask::causal(Alignment::BottomRight);
+        problem.mask.key_lengths = KeyLengths::PerBatch(IndexType::I32);
+        problem.wants_log_sum_exp = true;
+        let mut inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+        // Nothing is poison here: every key is seen under one of the lengths.
+        inputs.k = encode(&random(&mut rng, inputs.k.len() / dtype.size()), dtype);
+        inputs.v = encode(&random(&mut rng, inputs.v.len() / dtype.size()), dtype);
+        let plan = Flash.plan(runtime, &problem)?;
+        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|bytes| Guarded::upload(runtime, bytes, 0));
+        let (q, k, v) = (q?, k?, v?);
+        let extents = problem.extents()?;
+        let o = Guarded::poisoned(runtime, extents.o, 0)?;
+        let log_sum_exp = Guarded::poisoned(runtime, extents.log_sum_exp.unwrap_or(0), 0)?;
+        let lengths = runtime.upload(&[200_i32, 200, 200])?;
+        let operands = Operands {
+            q: q.ptr(),
+            k: k.ptr(),
+            v: v.ptr(),
+            o: o.ptr(),
+            log_sum_exp: Some(log_sum_exp.ptr()),
+            key_lengths: Some(lengths.ptr()),
+            ..Operands::default()
+        };
+        let graph = runtime.capture(|_| {
+            // SAFETY: every operand lives until the end of this function, which synchronises by reading.
+            unsafe { plan.launch(&operands, DevicePtr::default()) }.map_err(launch_error)
+        })?;
+        for values in [[200, 200, 200], [0, 1, 64], [65, 33, 128], [7, 199, 0]] {
+            lengths.write(&values)?;
+            graph.launch()?;
+            let replayed = (o.read()?, log_sum_exp.read()?);
+            inputs.key_lengths = Some(bytemuck::cast_slice(&values).to_vec());
+            let expected = reference::attention(&problem, &inputs.host())?;
+            let launched = Launched { o: replayed.0, log_sum_exp: Some(replayed.1), scores: None };
+            launched.compare(&problem, &expected).with_context(|| format!("{dtype} lengths {values:?}"))?;
+            let eager = Launched::run(runtime, plan.as_ref(), &inputs, 0)?;
+            ensure!(eager == launched, "{dtype} lengths {values:?}: a replay differs from a launch");
+            cx.count(1);
+        }
+    }
+    Ok(())
+}
+
+fn launch_error(error: cuattn_core::LaunchError) -> curt::Error {
+    match error {
+        cuattn_core::LaunchError::Runtime(error) => error,
+        other => panic!("a launch that fits was refused: {other}"),
+    }
+}
+
+fn random(rng: &mut impl Rng, count: usize) -> Vec<f64> {
+    (0..count).map(|_| Distribution::Normal.key(rng)).collect()
+}
+
+/// Two sequences whose tensors begin more than 2^31 elements apart.
+fn far_apart(cx: &Context<'_>) -> anyhow::Result<()> {
+    let runtime = cx.runtime();
+    let far = (1_i64 << 31) + 64;
+    for dtype in if cx.reduced() { &DType::ALL[1..2] } else { &DType::ALL[..] } {
+        let shape = Shape { batch: 2, q_heads: 2, kv_heads: 1, q_len: 40, kv_len: 50, head_dim: 64, v_head_dim: 64 };
+        let near = Problem::bhsd(shape, *dtype);
+        let mut problem = near.clone();
+        let spread = |strides: Strides| Strides { batch: far, ..strides };
+        (problem.q, problem.k, problem.v, problem.o) = (spread(near.q), spread(near.k), spread(near.v), spread(near.o));
+        let mut rng = cx.rng();
+        let inputs = Inputs::draw(&near, Distribution::Normal, &mut rng)?;
+        let expected = reference::attention(&near, &inputs.host())?;
+        let extents = problem.extents()?;
+        let place = |bytes: &[u8], span: usize| -> anyhow::Result<curt::DeviceBuffer> {
+            let buffer = runtime.alloc(span)?;
+            let half = bytes.len() / 2;
+            for (sequence, part) in [&bytes[..half], &bytes[half..]].into_iter().enumerate() {
+                let to = buffer.ptr().slice(sequence * far as usize * dtype.size(), half)?;
+                // SAFETY: `to` is a checked part of the buffer.
+                unsafe { runtime.htod(part, to)? };
+            }
+            Ok(buffer)
+        };
+        let (q, k, v) = (place(&inputs.q, extents.q)?, place(&inputs.k, extents.k)?, place(&inputs.v, extents.v)?);
+        let o = place(&vec![0xff; expected.o.len() * dtype.size()], extents.o)?;
+        let operands = Operands { q: q.ptr(), k: k.ptr(), v: v.ptr(), o: o.ptr(), ..Operands::default() };
+        let plan = Flash.plan(runtime, &problem)?;
+        // SAFETY: the buffers are those of the problem and live until `dtoh` has synchronised.
+        unsafe { plan.launch(&operands, DevicePtr::default())? };
+        let mut bytes = vec![0_u8; expected.o.len() * dtype.size()];
+        let half = bytes.len() / 2;
+        for (sequence, part) in bytes.chunks_mut(half).enumerate() {
+            let from = o.ptr().slice(sequence * far as usize * dtype.size(), half)?;
+            // SAFETY: `from` is a checked part of the buffer.
+            unsafe { runtime.dtoh(from, part)? };
+        }
+        errors(&decode(&bytes, *dtype), &expected.o).within(&Tolerance::for_dtype(*dtype))?;
+        cx.count(1);
+    }
+    Ok(())
+}
+
+/// 65,536 keys: the scores alone would be 137 GB in float32.
+fn no_score_tensor(cx: &Context<'_>) -> anyhow::Result<()> {
+    if cx.reduced() {
+        return Ok(());
+    }
+    // A runtime of its own, so that its peak is this problem's alone.
+    let runtime = Runtime::new(0)?;
+    let len = 65_536;
+    let shape = Shape { batch: 1, q_heads: 16, kv_heads: 16, q_len: len, kv_len: len, head_dim: 128, v_head_dim: 128 };
+    let problem = Problem::bhsd(shape, DType::Bf16);
+    let extents = problem.extents()?;
+    let plan = Flash.plan(&runtime, &problem)?;
+    let mut rng = cx.rng();
+    let row: Vec<u8> = encode(&random(&mut rng, 1 << 20), DType::Bf16);
+    let fill = |bytes: usize| -> anyhow::Result<curt::DeviceBuffer> {
+        let buffer = runtime.alloc(bytes)?;
+        for offset in (0..bytes).step_by(row.len()) {
+            let to = buffer.ptr().slice(offset, row.len().min(bytes - offset))?;
+            // SAFETY: `to` is a checked part of the buffer.
+            unsafe { runtime.htod(&row[..to.len()], to)? };
+        }
+        Ok(buffer)
+    };
+    let (q, k, v) = (fill(extents.q)?, fill(extents.k)?, fill(extents.v)?);
+    let o = runtime.alloc(extents.o)?;
+    runtime.synchronize()?;
+    let (free_before, _) = runtime.memory_info()?;
+    let operands = Operands { q: q.ptr(), k: k.ptr(), v: v.ptr(), o: o.ptr(), ..Operands::default() };
+    // SAFETY: the buffers are those of the problem and live until the stream has been synchronised.
+    unsafe { plan.launch(&operands, DevicePtr::default())? };
+    runtime.synchronize()?;
+    let (free_after, _) = runtime.memory_info()?;
+    let peak = runtime.memory_stats().peak_used_bytes as usize;
+    let asked = extents.q + extents.k + extents.v + extents.o + plan.workspace().bytes;
+    ensure!(peak <= asked + 4 * 256, "peak {peak} bytes, operands and workspace are {asked}");
+    let grown = free_before.saturating_sub(free_after);
+    ensure!(grown <= 64 << 20, "the launch itself took {grown} bytes of device memory");
+    cx.count(1);
+    Ok(())
+}
+
+fn refusals(cx: &Context<'_>) -> anyhow::Result<()> {
+    let shape = Shape { batch: 1, q_heads: 2, kv_heads: 2, q_len: 16, kv_len: 16, head_dim: 64, v_head_dim: 64 };
+    let problem = Problem::bhsd(shape, DType::F16);
+    let plan = Flash.plan(cx.runtime(), &problem)?;
+    let mut rng = cx.rng();
+    let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+    let q = Guarded::upload(cx.runtime(), &inputs.q, 0)?;
+    let o = Guarded::poisoned(cx.runtime(), problem.extents()?.o, 0)?;
+    // K is missing and V too small.
+    let operands = Operands { q: q.ptr(), v: q.ptr().slice(0, 64)?, o: o.ptr(), ..Operands::default() };
+    // SAFETY: the launch is to be refused before it touches memory, which is what is tested.
+    let Err(error) = (unsafe { plan.launch(&operands, DevicePtr::default()) }) else {
+        bail!("a launch without keys was accepted");
+    };
+    ensure!(error.to_string().contains('k') && error.to_string().contains('v'), "both operands must be named: {error}");
+    ensure!(o.read()?.iter().all(|&byte| byte == crate::tensors::POISON), "a refused launch wrote");
+    Ok(())
+}
