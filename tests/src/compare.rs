@@ -113,7 +113,9 @@ pub fn log_sum_exp(actual: &[f32], expected: &[f64], tolerance: f64) -> anyhow::
         }
         let error = (f64::from(actual) - expected).abs() / expected.abs().max(1.0);
         if !(error <= tolerance) {
-            bail!("log-sum-exp of row {row} is {actual}, expected {expected}: off by {error:.3e} (at most {tolerance:.1e})");
+            bail!(
+                "log-sum-exp of row {row} is {actual}, expected {expected}: off by {error:.3e} (at most {tolerance:.1e})"
+            );
         }
         worst = worst.max(error);
     }

@@ -16,7 +16,7 @@ use crate::tensors::{Distribution, POISON};
 ///
 /// What the contract says is never read holds poison: gaps between rows and spare capacity, keys beyond a sequence's length,
 /// keys that the mask hides from every row, pages that no table names, table entries beyond the length.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inputs {
     /// Queries.
     pub q: Vec<u8>,
@@ -233,8 +233,12 @@ impl DrawnBias {
         let mut bytes = vec![POISON; extent];
         // Only what the strides reach is written: the rest stays poison, and hides nothing because nobody reads it.
         let keys = bias.keys.min(shape.kv_len);
-        for start in starts(shape.batch, shape.q_heads, shape.q_len, Strides { batch: bias.batch, head: bias.head, row: bias.row })
-        {
+        for start in starts(
+            shape.batch,
+            shape.q_heads,
+            shape.q_len,
+            Strides { batch: bias.batch, head: bias.head, row: bias.row },
+        ) {
             // Some rows are hidden whole, some are all the most negative number: that is a uniform softmax, not a mask.
             let whole_row = rng.random_ratio(1, 16);
             let lowest_row = !whole_row && rng.random_ratio(1, 16);
@@ -265,8 +269,7 @@ impl DrawnBias {
     fn hides(&self, b: usize, h: usize, i: usize, j: usize) -> bool {
         let at = |index: usize, stride: i64| index * stride as usize;
         j >= self.bias.keys
-            || self.hides
-                [at(b, self.bias.batch) + at(h, self.bias.head) + at(i, self.bias.row) + at(j, self.bias.key)]
+            || self.hides[at(b, self.bias.batch) + at(h, self.bias.head) + at(i, self.bias.row) + at(j, self.bias.key)]
     }
 }
 
@@ -300,7 +303,9 @@ impl KeyRows<'_> {
         for (start, seen) in self.rows_in_memory(strides) {
             if seen || every_key {
                 write_row(&mut bytes, start, dtype, dim, || distribution.key(rng));
-            } else if let Some(infinity) = *[None, Some(f64::INFINITY), Some(f64::NEG_INFINITY)].choose(rng).unwrap_or(&None) {
+            } else if let Some(infinity) =
+                *[None, Some(f64::INFINITY), Some(f64::NEG_INFINITY)].choose(rng).unwrap_or(&None)
+            {
                 write_row(&mut bytes, start, dtype, dim, || infinity);
             }
         }
@@ -369,7 +374,8 @@ mod tests {
     #[test]
     fn poison_is_where_the_reference_does_not_look() {
         let mut rng = StdRng::seed_from_u64(1);
-        let mut space = Space::full().small();
+        let mut space = Space::full();
+        space.multiplications = 1 << 17;
         space.page_sizes = vec![1, 16];
         space.scores = vec![ScoreStage::Raw, ScoreStage::Softcapped, ScoreStage::Masked, ScoreStage::Probabilities];
         let mut poisoned = 0;
@@ -391,8 +397,7 @@ mod tests {
 
     #[test]
     fn keys_that_no_row_sees_are_poison_and_others_are_not() {
-        let shape =
-            Shape { batch: 1, q_heads: 2, kv_heads: 1, q_len: 3, kv_len: 8, head_dim: 4, v_head_dim: 4 };
+        let shape = Shape { batch: 1, q_heads: 2, kv_heads: 1, q_len: 3, kv_len: 8, head_dim: 4, v_head_dim: 4 };
         let mut problem = Problem::bhsd(shape, DType::F32);
         problem.mask = Mask::causal(Alignment::BottomRight);
         problem.mask.window = Window { left: Some(2), right: None };
@@ -405,8 +410,7 @@ mod tests {
 
     #[test]
     fn gaps_between_rows_are_poison() {
-        let shape =
-            Shape { batch: 2, q_heads: 3, kv_heads: 3, q_len: 5, kv_len: 6, head_dim: 8, v_head_dim: 8 };
+        let shape = Shape { batch: 2, q_heads: 3, kv_heads: 3, q_len: 5, kv_len: 6, head_dim: 8, v_head_dim: 8 };
         let mut rng = StdRng::seed_from_u64(1);
         for layout in [Layout::PackedQkv, Layout::Capacity, Layout::OddRows] {
             let problem = Problem::with_strides(shape, DType::F16, layout.strides(shape));

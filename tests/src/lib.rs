@@ -9,6 +9,7 @@
 //! * [`inputs`]: the operands of a problem, with poison wherever nothing may be read.
 //! * [`compare`]: errors and tolerances.
 //! * [`space`]: random problems, with the sizes at tile edges drawn more often than others.
+//! * [`samples`]: real tensors of a language model.
 //! * [`parity`]: one problem through one engine, against the reference.
 //! * [`suites`]: the suites themselves, one file an engine.
 //! * [`runner`], [`report`], [`sanitize`]: the `gpu-suites` binary, which runs on machines that have a GPU but no Rust.
@@ -21,6 +22,7 @@ pub mod inputs;
 pub mod parity;
 pub mod report;
 pub mod runner;
+pub mod samples;
 pub mod sanitize;
 pub mod space;
 mod suite;

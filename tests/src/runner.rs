@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context as _, bail};
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::{CellAlignment, Table, TableComponent};
 use curt::Runtime;
 
 use crate::report::{self, Device, FORMAT, Failure, Report, SuiteReport};
@@ -198,7 +198,8 @@ fn run_case(case: &Case, cx: &Context<'_>) -> Result<(), String> {
 /// The table at the end of a run.
 pub fn summary(report: &Report) -> String {
     let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    table.load_preset(UTF8_HORIZONTAL_ONLY).remove_style(TableComponent::HorizontalLines);
+    table.remove_style(TableComponent::MiddleIntersections);
     table.set_header(["suite", "cases", "problems", "failed", "worst relative L2", "worst element", "seconds"]);
     for column in [1, 2, 3, 6] {
         if let Some(column) = table.column_mut(column) {

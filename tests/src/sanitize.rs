@@ -45,7 +45,8 @@ const FOUND_ERRORS: i32 = 86;
 /// Finds compute-sanitizer: beside this binary, in `CUATTN_COMPUTE_SANITIZER`, on the path, or in a CUDA toolkit.
 pub fn find() -> Option<PathBuf> {
     let named = env::var_os("CUATTN_COMPUTE_SANITIZER").map(PathBuf::from);
-    let beside = env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("compute-sanitizer/compute-sanitizer")));
+    let beside =
+        env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("compute-sanitizer/compute-sanitizer")));
     let on_path = env::var_os("PATH")
         .into_iter()
         .flat_map(|path| env::split_paths(&path).collect::<Vec<_>>())

@@ -37,11 +37,7 @@ impl Layout {
         let of = |heads: usize, len: usize, dim: usize| match self {
             Self::Bhsd | Self::Capacity | Self::BroadcastKv => Strides::bhsd(heads, len, dim),
             Self::Bshd => Strides::bshd(heads, len, dim),
-            Self::Sbhd => Strides {
-                batch: (heads * dim) as i64,
-                head: dim as i64,
-                row: (batch * heads * dim) as i64,
-            },
+            Self::Sbhd => Strides { batch: (heads * dim) as i64, head: dim as i64, row: (batch * heads * dim) as i64 },
             Self::PackedQkv => Strides::bshd(q_heads + 2 * kv_heads, len, dim.max(head_dim)),
             Self::OddRows => Strides::bhsd(heads, len, (dim + 2) | 1),
         };

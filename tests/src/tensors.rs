@@ -110,7 +110,11 @@ impl Guarded {
     pub fn read_as<T: AnyBitPattern>(&self) -> anyhow::Result<Vec<T>> {
         let bytes = self.read()?;
         let size = size_of::<T>();
-        ensure!(size != 0 && bytes.len() % size == 0, "{} bytes are no whole number of {size}-byte elements", bytes.len());
+        ensure!(
+            size != 0 && bytes.len() % size == 0,
+            "{} bytes are no whole number of {size}-byte elements",
+            bytes.len()
+        );
         Ok(bytes.chunks_exact(size).map(bytemuck::pod_read_unaligned).collect())
     }
 }

@@ -21,12 +21,16 @@ impl CargoDeny {
         let tools = repository::target()?.join("tools");
         let ours = tools.join("bin").join(format!("cargo-deny{}", std::env::consts::EXE_SUFFIX));
         for candidate in [PathBuf::from("cargo-deny"), ours.clone()] {
-            let answers = Command::new(&candidate).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+            let answers =
+                Command::new(&candidate).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
             if answers.is_ok_and(|status| status.success()) {
                 return Ok(Some(Self(candidate)));
             }
         }
-        println!("cargo-deny is not installed: installing {VERSION} into {} (about four minutes, once)", tools.display());
+        println!(
+            "cargo-deny is not installed: installing {VERSION} into {} (about four minutes, once)",
+            tools.display()
+        );
         let installed = succeed(
             repository::cargo()
                 .args(["install", "cargo-deny", "--locked", "--quiet", "--version", VERSION])

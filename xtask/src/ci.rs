@@ -6,8 +6,8 @@ use std::time::Instant;
 use anyhow::Context as _;
 use clap::ValueEnum;
 
-use crate::step::{Outcome, Steps, succeed};
 use crate::cargo_deny::CargoDeny;
+use crate::step::{Outcome, Steps, succeed};
 use crate::{gpu_report, kernels, nvrtc, repository, tidy};
 
 /// Runs every check that needs no GPU: what a pull request must pass
@@ -92,7 +92,15 @@ fn clippy() -> anyhow::Result<Outcome> {
     if !answers(repository::cargo().args(["clippy", "--version"])) {
         return Ok(Outcome::Failed("clippy is not installed: rustup component add clippy".into()));
     }
-    succeed(repository::cargo().args(["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))
+    succeed(repository::cargo().args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--all-features",
+        "--",
+        "-D",
+        "warnings",
+    ]))
 }
 
 fn docs() -> anyhow::Result<Outcome> {
@@ -132,7 +140,9 @@ fn msrv() -> anyhow::Result<Outcome> {
     // `cargo +toolchain` is rustup's: the cargo that started us does not know it.
     let installed = Command::new("rustup").args(["toolchain", "list"]).output();
     let installed = installed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    if !installed.lines().any(|line| line.starts_with(&format!("{toolchain}-")) || line.starts_with(&format!("{toolchain}.")))
+    if !installed
+        .lines()
+        .any(|line| line.starts_with(&format!("{toolchain}-")) || line.starts_with(&format!("{toolchain}.")))
     {
         return Ok(Outcome::NotRun(format!(
             "Rust {toolchain} is not installed (rustup toolchain install {toolchain} --profile minimal)"

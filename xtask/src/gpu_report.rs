@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail, ensure};
-use comfy_table::Table;
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use serde::Deserialize;
 
 use crate::repository;
+use crate::table::table;
 
 /// Shows the GPU reports of docs/reports, and which of their suites are stale
 #[derive(Debug, clap::Args)]
@@ -70,8 +69,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut stale = 0;
     for (path, report) in &reports {
         println!("{}: {}, {}, commit {}", path.display(), report.device.name, report.date, report.commit);
-        let mut table = Table::new();
-        table.load_preset(UTF8_HORIZONTAL_ONLY).set_header(["suite", "cases", "problems", "failed", "kernels"]);
+        let mut table = table(&["suite", "cases", "problems", "failed", ""], 1);
         for suite in &report.suites {
             let changed = changed(suite, &report.kernel_sources, &sources);
             stale += usize::from(!changed.is_empty());
@@ -80,7 +78,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
                 suite.cases.to_string(),
                 suite.problems.to_string(),
                 suite.failures.len().to_string(),
-                if changed.is_empty() { "unchanged".to_owned() } else { format!("STALE: {}", changed.join(", ")) },
+                if changed.is_empty() {
+                    "kernels unchanged".to_owned()
+                } else {
+                    format!("STALE: {}", changed.join(", "))
+                },
             ]);
         }
         println!("{table}");
@@ -196,10 +198,7 @@ mod tests {
     fn a_suite_is_stale_by_its_own_files_alone() {
         let then = map(&[("softmax/a.cu", "1"), ("softmax/old.cu", "2"), ("flash/b.cu", "3")]);
         let now = map(&[("softmax/a.cu", "9"), ("softmax/new.cu", "2"), ("flash/b.cu", "8")]);
-        assert_eq!(
-            changed(&suite(&["softmax/"]), &then, &now),
-            ["softmax/a.cu", "softmax/new.cu", "softmax/old.cu"]
-        );
+        assert_eq!(changed(&suite(&["softmax/"]), &then, &now), ["softmax/a.cu", "softmax/new.cu", "softmax/old.cu"]);
         assert_eq!(changed(&suite(&["flash/"]), &then, &then), Vec::<String>::new());
         assert_eq!(changed(&suite(&[]), &then, &now), Vec::<String>::new());
     }

@@ -2,7 +2,7 @@
 //!
 //! One file a command: it holds the command's arguments (`Args`) and its `run`. A new command is a new file, a variant of
 //! [`Command`] and a line in [`Command::run`]. What several commands need is named after what it is: [`repository`],
-//! [`nvrtc`], [`step`].
+//! [`nvrtc`], [`step`], [`table`].
 
 mod bench;
 mod cargo_deny;
@@ -13,6 +13,7 @@ mod kernels;
 mod nvrtc;
 mod repository;
 mod step;
+mod table;
 mod tidy;
 
 use std::process::ExitCode;

@@ -10,7 +10,8 @@ use cargo_metadata::{Metadata, MetadataCommand};
 /// The workspace's root folder.
 pub(crate) fn root() -> PathBuf {
     // Cargo sets this for `cargo run`, at run time: a binary that was built in one checkout may run in another.
-    let manifest = env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let manifest =
+        env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
@@ -23,11 +24,7 @@ pub(crate) fn cargo() -> Command {
 
 /// Packages, targets and dependencies of the workspace, without resolving anything outside it.
 pub(crate) fn metadata() -> anyhow::Result<Metadata> {
-    MetadataCommand::new()
-        .manifest_path(root().join("Cargo.toml"))
-        .no_deps()
-        .exec()
-        .context("`cargo metadata` failed")
+    MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec().context("`cargo metadata` failed")
 }
 
 /// Cargo's build folder.

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use comfy_table::Table;
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+
+use crate::table::table;
 
 /// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,8 +64,7 @@ impl Steps {
 
     /// The table of steps.
     pub(crate) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_preset(UTF8_HORIZONTAL_ONLY).set_header(["step", "result", "seconds", ""]);
+        let mut table = table(&["step", "result", "seconds", ""], 2);
         for Step { name, outcome, took } in &self.0 {
             let (result, text) = match outcome {
                 Outcome::Passed(text) => ("passed", text),
@@ -73,7 +72,12 @@ impl Steps {
                 Outcome::NotRun(text) => ("NOT RUN", text),
             };
             let first = text.lines().next().unwrap_or_default();
-            table.add_row([(*name).to_owned(), result.to_owned(), format!("{:.1}", took.as_secs_f64()), first.to_owned()]);
+            table.add_row([
+                (*name).to_owned(),
+                result.to_owned(),
+                format!("{:.1}", took.as_secs_f64()),
+                first.to_owned(),
+            ]);
         }
         table.to_string()
     }
@@ -103,7 +107,8 @@ pub(crate) fn succeed(command: &mut Command) -> anyhow::Result<Outcome> {
 /// A command as one would type it.
 pub(crate) fn command_line(command: &Command) -> String {
     let program = command.get_program().to_string_lossy().into_owned();
-    let program = std::path::Path::new(&program).file_name().map_or(program.clone(), |name| name.to_string_lossy().into());
+    let program =
+        std::path::Path::new(&program).file_name().map_or(program.clone(), |name| name.to_string_lossy().into());
     let args = command.get_args().map(|arg| {
         let arg = arg.to_string_lossy();
         if arg.contains(char::is_whitespace) { format!("'{arg}'") } else { arg.into_owned() }

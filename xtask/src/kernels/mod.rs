@@ -3,8 +3,8 @@
 //! ptxas tells the registers, shared memory and spills of each kernel. They are compared with a snapshot in the repository, so
 //! that a change that costs occupancy is seen when it is made, on a machine without a GPU.
 
-mod ptxas;
 mod snapshot;
+mod usage;
 
 use std::process::ExitCode;
 use std::str::FromStr as _;
@@ -14,15 +14,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{CellAlignment, Table};
 use curt::{Arch, Compiler, ModuleSource};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use self::ptxas::Usage;
 use self::snapshot::Snapshot;
+use self::usage::Usage;
 use crate::nvrtc::{self, Nvrtc};
 use crate::step::Outcome;
+use crate::table::table;
 
 /// Compiles every kernel variant for every architecture, without a GPU, and prints what each one uses
 #[derive(Debug, Default, clap::Args)]
@@ -82,7 +81,7 @@ fn suite(args: &Args) -> anyhow::Result<Outcome> {
     let (major, minor) = compiler.version();
     let nvrtc = format!("{major}.{minor}");
     let results = compile_all(&compiler, &jobs);
-    println!("{}", table(&results));
+    println!("{}", show(&results));
     let mut covered = format!("{} kernels compiled by NVRTC {nvrtc}", results.len());
     let mut faults: Vec<String> = results.iter().flat_map(Compiled::faults).collect();
     if args.bless && faults.is_empty() {
@@ -115,8 +114,8 @@ fn jobs(args: &Args) -> Vec<Job> {
     let wanted = |name: &str| args.architectures.is_empty() || args.architectures.iter().any(|wanted| wanted == name);
     let mut jobs = Vec::new();
     for variant in cuattn_kernels::variants().into_iter().filter(|variant| named(&variant.name)) {
-        // The engines compile the same text with the same options; the last one only makes ptxas talk.
-        let source = ModuleSource::new(variant.source.root(), variant.source.assemble()).option("--ptxas-options=-v");
+        // The engines compile the same text with the same options; being verbose changes no code.
+        let source = ModuleSource::new(variant.source.root(), variant.source.assemble()).verbose();
         for architecture in variant.architectures.iter().filter(|architecture| wanted(architecture.0)) {
             jobs.push(Job {
                 variant: variant.name.clone(),
@@ -193,7 +192,11 @@ fn compile(compiler: &Compiler, job: &Job) -> Compiled {
     let result = Arch::from_str(job.architecture)
         .map_err(|error| error.to_string())
         .and_then(|arch| compiler.compile(&job.source, arch).map_err(|error| error.to_string()))
-        .and_then(|cubin| ptxas::read(&cubin.log));
+        .and_then(|cubin| {
+            let usage = Usage::most(&cubin.resources())
+                .ok_or_else(|| format!("the compiler's log does not say what the kernel uses:\n{}", cubin.log))?;
+            Ok((usage, cubin.warnings().iter().map(ToString::to_string).collect()))
+        });
     Compiled {
         variant: job.variant.clone(),
         tuned: job.tuned,
@@ -203,16 +206,9 @@ fn compile(compiler: &Compiler, job: &Job) -> Compiled {
     }
 }
 
-fn table(results: &[Compiled]) -> String {
-    let mut table = Table::new();
-    table
-        .load_preset(UTF8_HORIZONTAL_ONLY)
-        .set_header(["variant", "architecture", "registers", "shared", "stack", "spills", "warnings", "seconds"]);
-    for column in 2..8 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+fn show(results: &[Compiled]) -> String {
+    let mut table =
+        table(&["variant", "architecture", "registers", "shared", "stack", "spills", "warnings", "seconds"], 2);
     for compiled in results {
         let numbers = match &compiled.result {
             Ok((usage, warnings)) => [
@@ -233,8 +229,7 @@ fn table(results: &[Compiled]) -> String {
 }
 
 fn list(args: &Args) -> String {
-    let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY).set_header(["variant", "root", "entry", "architectures", "tuned"]);
+    let mut table = table(&["variant", "root", "entry", "architectures", "tuned"], 5);
     let named = |name: &str| args.filter.as_ref().is_none_or(|part| name.contains(part.as_str()));
     for variant in cuattn_kernels::variants().iter().filter(|variant| named(&variant.name)) {
         let architectures: Vec<_> = variant.architectures.iter().map(|architecture| architecture.0).collect();

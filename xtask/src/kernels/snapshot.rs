@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::Compiled;
-use super::ptxas::Usage;
+use super::usage::Usage;
 use crate::repository;
 
 /// The snapshot, by [`Compiled::key`].
@@ -22,10 +22,8 @@ pub(super) struct Snapshot {
 impl Snapshot {
     /// A snapshot of `results`.
     pub(super) fn of(results: &[Compiled], nvrtc: String) -> Self {
-        let kernels = results
-            .iter()
-            .filter_map(|compiled| Some((compiled.key(), compiled.result.as_ref().ok()?.0)))
-            .collect();
+        let kernels =
+            results.iter().filter_map(|compiled| Some((compiled.key(), compiled.result.as_ref().ok()?.0))).collect();
         Self { nvrtc, kernels }
     }
 

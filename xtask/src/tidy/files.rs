@@ -5,8 +5,18 @@ use std::path::PathBuf;
 
 /// What may stand at the top, beside names that begin with a dot.
 const TOP_LEVEL: &[&str] = &[
-    "Cargo.lock", "Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md", "benches", "crates", "deny.toml", "docs",
-    "rustfmt.toml", "tests", "xtask",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+    "benches",
+    "crates",
+    "deny.toml",
+    "docs",
+    "rustfmt.toml",
+    "tests",
+    "xtask",
 ];
 
 /// Names that say nothing of what is inside.

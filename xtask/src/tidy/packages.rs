@@ -31,7 +31,15 @@ const RESERVED: &[(&str, &[&str], &str)] = &[
 
 /// Tools that a library crate may use in tests, benches and examples only.
 const TOOLS: &[&str] = &[
-    "anyhow", "cargo_metadata", "clap", "comfy-table", "criterion", "indicatif", "plotters", "safetensors", "serde_json",
+    "anyhow",
+    "cargo_metadata",
+    "clap",
+    "comfy-table",
+    "criterion",
+    "indicatif",
+    "plotters",
+    "safetensors",
+    "serde_json",
     "tracing-subscriber",
 ];
 
@@ -208,10 +216,7 @@ mod tests {
     fn package(name: &str, dependencies: &[(&str, Kind)]) -> Package {
         Package {
             name: name.into(),
-            dependencies: dependencies
-                .iter()
-                .map(|&(name, kind)| Dependency { name: name.into(), kind })
-                .collect(),
+            dependencies: dependencies.iter().map(|&(name, kind)| Dependency { name: name.into(), kind }).collect(),
             published: true,
             license: Some("MIT OR Apache-2.0".into()),
             description: Some("A description that says something.".into()),
