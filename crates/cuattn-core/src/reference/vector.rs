@@ -45,6 +45,9 @@ fn widest(work: impl Loop) {
 /// Partial sums of a dot product: as many as the widest vector holds, so that its additions need no order among them.
 const LANES: usize = 8;
 
+/// Rows, or keys, that are computed in one pass over a vector.
+const BLOCK: usize = 4;
+
 struct DotAll<'a> {
     q: &'a [f64],
     k: &'a [f64],
@@ -58,49 +61,42 @@ impl Loop for DotAll<'_> {
         let Self { q, k, dim, scores } = self;
         let width = k.len() / dim;
         for (key, k) in k.chunks_exact(dim).enumerate() {
-            let mut rows = q.chunks_exact(dim).enumerate();
-            while let Some((row, first)) = rows.next() {
-                let Some((_, second)) = rows.next() else {
-                    scores[row * width + key] = dot(first, k);
-                    break;
-                };
-                let [a, b] = dot_two(first, second, k);
-                scores[row * width + key] = a;
-                scores[(row + 1) * width + key] = b;
+            let mut blocks = q.chunks_exact(dim * BLOCK);
+            let mut row = 0;
+            for block in &mut blocks {
+                let rows = std::array::from_fn::<_, BLOCK, _>(|index| &block[index * dim..(index + 1) * dim]);
+                for score in dot(rows, k) {
+                    scores[row * width + key] = score;
+                    row += 1;
+                }
+            }
+            for last in blocks.remainder().chunks_exact(dim) {
+                [scores[row * width + key]] = dot([last], k);
+                row += 1;
             }
         }
     }
 }
 
+/// The dot product of each of some rows with one vector.
 #[inline(always)]
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut sums = [0.0; LANES];
-    let (a, a_tail) = a.as_chunks::<LANES>();
-    let (b, b_tail) = b.as_chunks::<LANES>();
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
+fn dot<const ROWS: usize>(rows: [&[f64]; ROWS], vector: &[f64]) -> [f64; ROWS] {
+    let mut sums = [[0.0; LANES]; ROWS];
+    let (chunks, tail) = vector.as_chunks::<LANES>();
+    let rows = rows.map(|row| row[..vector.len()].as_chunks::<LANES>());
+    for (at, chunk) in chunks.iter().enumerate() {
+        for (sums, (row, _)) in sums.iter_mut().zip(&rows) {
+            let row = &row[at];
+            for lane in 0..LANES {
+                sums[lane] += row[lane] * chunk[lane];
+            }
         }
     }
-    let tail: f64 = a_tail.iter().zip(b_tail).map(|(a, b)| a * b).sum();
-    sum_lanes(sums) + tail
-}
-
-#[inline(always)]
-fn dot_two(a: &[f64], b: &[f64], c: &[f64]) -> [f64; 2] {
-    let (mut a_sums, mut b_sums) = ([0.0; LANES], [0.0; LANES]);
-    let (a, a_tail) = a.as_chunks::<LANES>();
-    let (b, b_tail) = b.as_chunks::<LANES>();
-    let (c, c_tail) = c.as_chunks::<LANES>();
-    for ((a, b), c) in a.iter().zip(b).zip(c) {
-        for lane in 0..LANES {
-            a_sums[lane] += a[lane] * c[lane];
-            b_sums[lane] += b[lane] * c[lane];
-        }
+    let mut results = sums.map(sum_lanes);
+    for (result, (_, row_tail)) in results.iter_mut().zip(&rows) {
+        *result += row_tail.iter().zip(tail).map(|(a, b)| a * b).sum::<f64>();
     }
-    let a_rest: f64 = a_tail.iter().zip(c_tail).map(|(a, c)| a * c).sum();
-    let b_rest: f64 = b_tail.iter().zip(c_tail).map(|(b, c)| b * c).sum();
-    [sum_lanes(a_sums) + a_rest, sum_lanes(b_sums) + b_rest]
+    results
 }
 
 #[inline(always)]
@@ -121,12 +117,24 @@ impl Loop for Accumulate<'_> {
     fn run(self) {
         let Self { weights, seen, v, dim, o } = self;
         let width = v.len() / dim;
-        for (key, v) in v.chunks_exact(dim).enumerate() {
+        for first in (0..width).step_by(BLOCK) {
+            let keys = first..width.min(first + BLOCK);
             for (row, o) in o.chunks_exact_mut(dim).enumerate() {
+                let at = row * width;
+                let weights = &weights[at..at + width];
                 // Selected, not multiplied by 0: an unseen value may be NaN.
-                if seen[row * width + key] {
-                    let weight = weights[row * width + key];
-                    o.iter_mut().zip(v).for_each(|(o, v)| *o += weight * v);
+                if keys.len() == BLOCK && seen[at..][keys.clone()].iter().all(|seen| *seen) {
+                    let [a, b, c, d] =
+                        std::array::from_fn(|index| &v[(first + index) * dim..(first + index + 1) * dim]);
+                    let (wa, wb, wc, wd) = (weights[first], weights[first + 1], weights[first + 2], weights[first + 3]);
+                    for ((((o, a), b), c), d) in o.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+                        *o += (wa * a + wb * b) + (wc * c + wd * d);
+                    }
+                } else {
+                    for key in keys.clone().filter(|key| seen[at + key]) {
+                        let weight = weights[key];
+                        o.iter_mut().zip(&v[key * dim..(key + 1) * dim]).for_each(|(o, v)| *o += weight * v);
+                    }
                 }
             }
         }
