@@ -3,14 +3,10 @@
 // Scores are finished in natural units, and the maximum is subtracted before the change to base 2: a row of huge negatives that is
 // still finite is then a softmax like any other.
 #include "flash/simt_lanes.cuh"
-#include "score.cuh"
-
-// -inf from the user's modification masks, and no bias may lift it.
-#ifdef SCORE_MOD
-#define MASKED_BY_SCORE_MOD(score) ((score) == -INFINITY_F32)
-#else
-#define MASKED_BY_SCORE_MOD(score) false
+#if ELEMENT == ELEMENT_F32
+#define EXACT_SOFTCAP
 #endif
+#include "score.cuh"
 
 #if BIAS != BIAS_NONE || defined(SCORE_MOD)
 // Something is read for each pair of row and key, so keys that a row does not see must not even be asked for.
@@ -19,24 +15,53 @@ constexpr bool SCORES_READ_MEMORY = true;
 constexpr bool SCORES_READ_MEMORY = false;
 #endif
 
+// What is added to the scores of one of the lane's rows.
+struct RowBias {
+#if BIAS != BIAS_NONE
+  float at[LANE_KEYS];  // arbitrary where the row does not see the key
+#endif
+
+  DEVICE void load(const MaskParams& mask, int batch, const RowPlace& place, int lane_key) {
+#if BIAS != BIAS_NONE
+    const BiasScalar* row = bias_row(mask, batch, place.head, place.row) + lane_key * mask.bias_key;
+    BiasScalar loaded[LANE_KEYS] = {};
+    UNROLL for (int j = 0; j < LANE_KEYS; ++j)
+      if (place.keys.contains(lane_key + j * COLUMN_LANES)) loaded[j] = row[j * COLUMN_LANES * mask.bias_key];
+    UNROLL for (int j = 0; j < LANE_KEYS; ++j) at[j] = bias_value(loaded[j]);
+#endif
+  }
+  DEVICE float add_to(float score, int j) const {
+#ifdef SCORE_MOD
+    if (score == -INFINITY_F32) return score;  // the user masks the key, and no bias brings it back
+#endif
+#if BIAS != BIAS_NONE
+    score = add_bias(score, at[j]);
+#endif
+    return score;
+  }
+};
+
+// Rows whose biases are loaded together: as many as registers allow, for each such wait is as long as memory is far.
+constexpr int BIAS_ROWS = min_of(LANE_ROWS, (80 - LANE_ROWS * LANE_KEYS) / LANE_KEYS);
+
 // Turns q.k into the score of what the row sees, and into -inf, whatever it was, of what it does not.
 template <bool MASKED>
 DEVICE void finish_scores(Scores& s, const FlashParams& p, const Tile& tile, const RowPlace* places, const Lane& lane, int first_key) {
-  UNROLL for (int i = 0; i < LANE_ROWS; ++i) {
-    const RowPlace place = places[lane.first_row + i * ROW_LANES];
-#if BIAS != BIAS_NONE
-    const BiasScalar* bias = bias_row(p.mask, tile.batch, place.head, place.row);
-#endif
-    UNROLL for (int j = 0; j < LANE_KEYS; ++j) {
-      const int key = first_key + lane.column + j * COLUMN_LANES;
-      float score = -INFINITY_F32;
-      if (!MASKED || place.keys.contains(key)) {
-        score = finished_score(p.score, s.at[i][j], tile.batch, place.head, place.row, key);
-#if BIAS != BIAS_NONE
-        if (!MASKED_BY_SCORE_MOD(score)) score = add_bias(score, bias_value(bias[key * p.mask.bias_key]));
-#endif
+  const int lane_key = first_key + lane.column;
+  UNROLL for (int first = 0; first < LANE_ROWS; first += BIAS_ROWS) {
+    RowBias bias[BIAS_ROWS];
+    UNROLL for (int i = 0; i < BIAS_ROWS; ++i)
+      bias[i].load(p.mask, tile.batch, places[lane.first_row + (first + i) * ROW_LANES], lane_key);
+    UNROLL for (int i = 0; i < BIAS_ROWS; ++i) {
+      const RowPlace place = places[lane.first_row + (first + i) * ROW_LANES];
+      UNROLL for (int j = 0; j < LANE_KEYS; ++j) {
+        float& x = s.at[first + i][j];
+        const int key = lane_key + j * COLUMN_LANES;
+        if (!MASKED || place.keys.contains(key))
+          x = bias[i].add_to(finished_score(p.score, x, tile.batch, place.head, place.row, key), j);
+        else
+          x = -INFINITY_F32;
       }
-      s.at[i][j] = score;
     }
   }
 }
