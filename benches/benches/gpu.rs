@@ -1,7 +1,7 @@
 //! Our own trend on a GPU, by CUDA events. Without a GPU it says so and measures nothing.
 //!
-//! Times here are of launches one after another on warm caches, for comparison with earlier times of the same machine; how we
-//! stand beside others is what the peer comparison says.
+//! Times here are of launches one after another on warm caches, for comparison with earlier times of the same machine;
+//! how we stand beside others is what the peer comparison says.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use cuattn::Policy;
 use cuattn_core::{Alignment, DType, Mask, Operands, Problem, Shape};
 use curt::{DeviceBuffer, Event, Runtime};
+use half::{bf16, f16};
 
 /// Time on the device's clock, between two events on the runtime's stream.
 struct EventTime {
@@ -56,7 +57,8 @@ impl EventTime {
     }
 }
 
-/// Tensors of a problem, filled with values that vary: constant data draws less power, and so runs faster than real data.
+/// Tensors of a problem, filled with values that vary: constant data draws less power, and so runs faster than real
+/// data.
 struct Tensors {
     buffers: [DeviceBuffer; 4],
     workspace: DeviceBuffer,
@@ -86,15 +88,9 @@ fn filled(runtime: &Runtime, dtype: DType, count: usize) -> curt::Result<DeviceB
     let values =
         (0..count as u32).map(|index| (index.wrapping_mul(0x9E37_79B9) as f32 / u32::MAX as f32).mul_add(2.0, -1.0));
     match dtype {
-        DType::F32 => runtime.upload(&values.collect::<Vec<_>>()),
-        // bf16 is the upper half of an f32.
-        DType::Bf16 => runtime.upload(&values.map(|value| (value.to_bits() >> 16) as u16).collect::<Vec<_>>()),
-        // Every f16 below 1 in magnitude: sign and a 14-bit pattern under the exponent of 1.
-        _ => runtime.upload(
-            &values
-                .map(|value| (value.to_bits() >> 16 & 0x8000 | (value.abs() * 15359.0) as u32) as u16)
-                .collect::<Vec<_>>(),
-        ),
+        DType::F16 => runtime.upload(&values.map(f16::from_f32).collect::<Vec<_>>()),
+        DType::Bf16 => runtime.upload(&values.map(bf16::from_f32).collect::<Vec<_>>()),
+        _ => runtime.upload(&values.collect::<Vec<_>>()),
     }
 }
 

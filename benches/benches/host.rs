@@ -1,5 +1,5 @@
-//! What the host does before anything reaches a GPU: checking a problem, looking for an engine, assembling kernel sources.
-//! Needs no GPU.
+//! What the host does before anything reaches a GPU: checking a problem, looking for an engine, assembling kernel
+//! sources. Needs no GPU.
 
 use std::hint::black_box;
 

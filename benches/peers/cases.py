@@ -103,13 +103,29 @@ def prefill(dtype="bf16"):
             for causal in (False, True):
                 first = (head_dim, length) in quick or (causal and length == 4096)
                 rows.append(
-                    square("prefill", 16384 // length, heads, length, head_dim, dtype=dtype, causal=causal,
-                           priority=QUICK if first else TABLE)
+                    square(
+                        "prefill",
+                        16384 // length,
+                        heads,
+                        length,
+                        head_dim,
+                        dtype=dtype,
+                        causal=causal,
+                        priority=QUICK if first else TABLE,
+                    )
                 )
     for length in (1024, 4096, 8192):
         rows.append(
-            square("prefill", 16384 // length, (32, 8), length, 128, dtype=dtype, causal=True,
-                   priority=QUICK if length == 4096 else TABLE)
+            square(
+                "prefill",
+                16384 // length,
+                (32, 8),
+                length,
+                128,
+                dtype=dtype,
+                causal=True,
+                priority=QUICK if length == 4096 else TABLE,
+            )
         )
     return rows
 
@@ -167,8 +183,17 @@ def decode():
         for batch, keys in ((1, 4096), (1, 65536), (8, 8192), (32, 4096), (128, 2048)):
             first = (q_heads, head_dim, batch) == (32, 128, 32) or (q_heads, head_dim, keys) == (32, 128, 4096)
             rows.append(
-                Case("decode", batch, q_heads, kv_heads, 1, keys, head_dim, causal=True,
-                     priority=QUICK if first and kv_heads == 8 else TABLE)
+                Case(
+                    "decode",
+                    batch,
+                    q_heads,
+                    kv_heads,
+                    1,
+                    keys,
+                    head_dim,
+                    causal=True,
+                    priority=QUICK if first and kv_heads == 8 else TABLE,
+                )
             )
     return rows
 
@@ -207,8 +232,19 @@ def varlen():
         for q_heads, kv_heads, head_dim, causal in ((16, 16, 128, True), (32, 8, 128, True), (16, 16, 64, False)):
             first = (q_heads, head_dim) == (16, 128) and label in ("uniform64", "short256")
             rows.append(
-                Case("varlen", len(drawn), q_heads, kv_heads, max(drawn), max(drawn), head_dim, causal=causal,
-                     lengths=drawn, label=label, priority=QUICK if first else TABLE)
+                Case(
+                    "varlen",
+                    len(drawn),
+                    q_heads,
+                    kv_heads,
+                    max(drawn),
+                    max(drawn),
+                    head_dim,
+                    causal=causal,
+                    lengths=drawn,
+                    label=label,
+                    priority=QUICK if first else TABLE,
+                )
             )
     return rows
 

@@ -6,7 +6,7 @@
 
 Every implementation of a row is checked before it is timed: outputs against float64 on sampled rows, ours against the
 best peer's on the whole tensor. What is wrong is reported and not timed. See timing.py for how times are taken. The
-exit code is 1 where a row failed or nothing was compared.
+exit code is 1 where a row failed, launch overhead could not be measured, or nothing was compared.
 
 Needs PyTorch with CUDA. FlashAttention-3 is compared where one of its wheels can be imported (`flash_attn_interface` or
 `fa3_fwd_interface`). `cargo xtask bench` builds the library and calls this.
@@ -37,11 +37,15 @@ def arguments():
     parser.add_argument("--out", help="where the JSON goes (default: $OUT/peers.json, or ./peers.json)")
     suites = [*cases.SUITES, LAUNCH]
     parser.add_argument("--suite", nargs="+", default=suites, choices=suites, metavar="SUITE", help=", ".join(suites))
-    parser.add_argument("--rows", metavar="WORDS", help="only rows whose name holds all these words, e.g. 'causal d128'")
+    parser.add_argument(
+        "--rows", metavar="WORDS", help="only rows whose name holds all these words, e.g. 'causal d128'"
+    )
     parser.add_argument("--quick", action="store_true", help="only the rows that matter most")
     parser.add_argument("--seconds", type=float, help="stop cleanly when this much time is spent")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16"), help="of the prefill table")
-    parser.add_argument("--engine", choices=("auto", "phase2a", "flash", "varlen"), help="ours, instead of each row's own choice")
+    parser.add_argument(
+        "--engine", choices=("auto", "phase2a", "flash", "varlen"), help="ours, instead of each row's own choice"
+    )
     parser.add_argument("--peers", nargs="*", help="only these peers")
     parser.add_argument("--rounds", type=int, default=3, help="turns that each implementation of a row takes")
     parser.add_argument("--commit", help="what was built (default: from git, or from commit.txt beside this file)")
@@ -150,7 +154,9 @@ class Comparison:
             if entries[peer.name]["rel_l2"] <= allowed:
                 outputs[peer.name], runs[peer.name] = output, run
             else:
-                entries[peer.name]["error"] = f"off by {entries[peer.name]['rel_l2']:.2e}, allowed {allowed:.0e}: not timed"
+                entries[peer.name]["error"] = (
+                    f"off by {entries[peer.name]['rel_l2']:.2e}, allowed {allowed:.0e}: not timed"
+                )
 
     def disagreement(self, entries, outputs, tolerance):
         """Why ours and a peer differ by more than both may differ from the truth, over the whole output; or None."""
@@ -177,7 +183,7 @@ class Comparison:
 
 
 def launch_overhead(options):
-    """Host-side times of a tiny problem, in fresh processes: the first compiles, the second finds the disk cache filled."""
+    """Host-side times of a tiny problem: what launch_overhead.py prints, or None and why there is nothing."""
     command = [sys.executable, os.path.join(HERE, "launch_overhead.py"), options.library]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
@@ -192,7 +198,9 @@ def commit(options):
     if os.path.exists(note):
         return open(note).read().strip()
     try:
-        done = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=HERE, capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=HERE, capture_output=True, text=True
+        )
         return done.stdout.strip() or None
     except OSError:
         return None
@@ -216,9 +224,16 @@ def clocks():
 def machine(torch):
     properties = torch.cuda.get_device_properties(0)
     try:
-        driver = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
-        ).stdout.splitlines()[0].strip()
+        driver = (
+            subprocess.run(
+                ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+            )
+            .stdout.splitlines()[0]
+            .strip()
+        )
     except (OSError, IndexError, subprocess.TimeoutExpired):
         driver = None
     return {
@@ -249,7 +264,9 @@ def main():
     suites = [suite for suite in options.suite if suite != LAUNCH]
     for suite in list(suites):
         if comparison.kind(suite) not in comparison.described["kinds"]:
-            not_run.append({"suite": suite, "why": "not available yet: this library has no engine for packed sequences"})
+            not_run.append(
+                {"suite": suite, "why": "not available yet: this library has no engine for packed sequences"}
+            )
             suites.remove(suite)
     selected = cases.select(suites, options.dtype, options.quick, options.rows)
     if options.engine:
@@ -264,9 +281,9 @@ def main():
         "peers": [{"name": peer.name, "version": peer.version} for peer in comparison.available],
         "missing_peers": comparison.missing,
         "method": (
-            f"Medians of CUDA graph replays of one call, L2 overwritten before each; {options.rounds} rounds in which all "
-            "implementations of a row take turns, order rotated. eager_ms: CUDA events around one call outside a graph, "
-            "ours through the public launch. Random normal inputs. rel_l2: against float64 on sampled rows."
+            f"Medians of CUDA graph replays of one call, L2 overwritten before each; {options.rounds} rounds in which "
+            "all implementations of a row take turns, order rotated. eager_ms: CUDA events around one call outside a "
+            "graph, ours through the public launch. Random normal inputs. rel_l2: against float64 on sampled rows."
         ),
         "clocks": {"before": clocks()},
     }
@@ -290,7 +307,10 @@ def main():
     for index, case in enumerate(selected):
         left = None if options.seconds is None else options.seconds - (time.monotonic() - started)
         if left is not None and left < max(last, ROW_SECONDS):
-            not_run += [{"suite": late.suite, "case": late.name, "why": "the time budget was spent"} for late in selected[index:]]
+            not_run += [
+                {"suite": late.suite, "case": late.name, "why": "the time budget was spent"}
+                for late in selected[index:]
+            ]
             break
         begun = time.monotonic()
         try:
@@ -310,7 +330,8 @@ def main():
     print(f"{result['machine']['device']}, {result['seconds']} s, full figures in {out}", flush=True)
     failed = [r for r in rows if r["error"]]
     compared = [r for r in rows if r["ratio_to_best"]]
-    sys.exit(1 if failed or (selected and not compared) else 0)
+    unmeasured = LAUNCH in options.suite and launch is None
+    sys.exit(1 if failed or unmeasured or (selected and not compared) else 0)
 
 
 if __name__ == "__main__":

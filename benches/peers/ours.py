@@ -59,7 +59,9 @@ class Library:
             function.restype, function.argtypes = result, arguments
         version = self.lib.cuattn_bench_abi_version()
         if version != ABI_VERSION:
-            raise Refused(f"{path} speaks version {version} of the interface, this script version {ABI_VERSION}: rebuild it")
+            raise Refused(
+                f"{path} speaks version {version} of the interface, this script version {ABI_VERSION}: rebuild it"
+            )
         self.session = void()
         self.check(self.lib.cuattn_bench_open(None, stream, ctypes.byref(self.session)))
 

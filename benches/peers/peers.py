@@ -153,11 +153,16 @@ def available():
         TorchVarlen(pytorch),
     ]
     missing = {}
-    wheels = (("fa3", "flash_attn_interface", ("tokenspeed-fa3", "flash-attn-3")), ("fa3-fwd", "fa3_fwd_interface", ("fa3-fwd",)))
+    wheels = (
+        ("fa3", "flash_attn_interface", ("tokenspeed-fa3", "flash-attn-3")),
+        ("fa3-fwd", "fa3_fwd_interface", ("fa3-fwd",)),
+    )
     for name, module, distributions in wheels:
         try:
             peers.append(FlashAttention3(name, importlib.import_module(module), wheel_version(distributions)))
-        except Exception as failure:  # a wheel for another PyTorch or GPU fails in many ways, all of which mean: not here
+        except (
+            Exception
+        ) as failure:  # a wheel for another PyTorch or GPU fails in many ways, all of which mean: not here
             missing[name] = f"cannot import {module}: {failure}"
     return peers, missing
 

@@ -107,10 +107,8 @@ def line(r):
         return f"{head} FAILED {r['error']:.60}"
     others = " ".join(f"{name} {figure(ratio, 2)}" for name, ratio in r["ratios"].items() if name != r["best_peer"])
     path = f"{ours.get('engine', '?')}/{ours.get('path', '?')}"
-    return (
-        f"{head} {ours.get('rate', 0):>7.1f} {path:<12.12} {figure(r['ratio_to_best'], 2):>5} x {r['best_peer'] or 'no peer':<9}"
-        f" {others}"
-    )
+    best = f"{figure(r['ratio_to_best'], 2):>5} x {r['best_peer'] or 'no peer':<9}"
+    return f"{head} {ours.get('rate', 0):>7.1f} {path:<12.12} {best} {others}"
 
 
 def table(report, limit=TABLE_LIMIT):
@@ -127,7 +125,9 @@ def table(report, limit=TABLE_LIMIT):
         )
     launch = report.get("launch")
     if launch:
-        tail.append("launch   " + ", ".join(f"{name} {value:.3f}" for name, value in launch.items() if isinstance(value, float)))
+        tail.append(
+            "launch   " + ", ".join(f"{name} {value:.3f}" for name, value in launch.items() if isinstance(value, float))
+        )
     for skipped in report["not_run"]:
         if "suite" in skipped and "case" not in skipped:
             tail.append(f"{skipped['suite']:<8} not run: {skipped['why']}")

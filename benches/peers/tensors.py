@@ -68,7 +68,7 @@ class Expected:
             self.samples.append((sequence, head, rows, self._attend(sequence, head, rows)))
 
     def error(self, output):
-        """Relative L2 distance of `output` (laid out as q is) over the sampled rows; infinite where it is not finite."""
+        """Relative L2 distance of `output`, laid out as q is, over the sampled rows; infinite where it is NaN."""
         difference = norm = 0.0
         for sequence, head, rows, expected in self.samples:
             got = self._slice(output, sequence, head)[rows].double()

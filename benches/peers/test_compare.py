@@ -35,7 +35,9 @@ class Tables(unittest.TestCase):
 
     def test_rows_are_chosen_by_whole_words(self):
         rows = cases.select(["prefill"], pattern="causal d128 1024")
-        self.assertEqual([row.name for row in rows], ["b16 h16/16 1024 d128 bf16 causal", "b16 h32/8 1024 d128 bf16 causal"])
+        self.assertEqual(
+            [row.name for row in rows], ["b16 h16/16 1024 d128 bf16 causal", "b16 h32/8 1024 d128 bf16 causal"]
+        )
 
     def test_unknown_suite_is_named(self):
         with self.assertRaisesRegex(ValueError, "no suite named prefil"):
@@ -102,7 +104,9 @@ def made_up_rows():
         "fa2": {"error": "does not do this: no bias"},
     }
     good = report.row(case, entries)
-    bad = report.row(cases.square("prefill", 16, (16, 16), 1024, 128), {"ours": {"rel_l2": 1.0}}, "ours is off by 1.0e+00")
+    bad = report.row(
+        cases.square("prefill", 16, (16, 16), 1024, 128), {"ours": {"rel_l2": 1.0}}, "ours is off by 1.0e+00"
+    )
     return good, bad
 
 
@@ -132,7 +136,10 @@ class Reports(unittest.TestCase):
         return {
             "rows": rows,
             "summaries": report.summaries(rows),
-            "not_run": [{"suite": "varlen", "why": "not available yet"}, {"suite": "small", "case": "x", "why": "late"}],
+            "not_run": [
+                {"suite": "varlen", "why": "not available yet"},
+                {"suite": "small", "case": "x", "why": "late"},
+            ],
             "launch": {"launch_us": 3.5, "engine": "flash"},
         }
 
@@ -141,7 +148,14 @@ class Reports(unittest.TestCase):
         worst = dict(good, ratio_to_best=0.5, case="the worst row")
         text = report.table(self.full([good] * 300 + [bad, worst]))
         self.assertLess(len(text), 12_000)
-        for part in ("the worst row", "FAILED", "only in the JSON", "not available yet", "1 rows not run", "launch_us 3.500"):
+        for part in (
+            "the worst row",
+            "FAILED",
+            "only in the JSON",
+            "not available yet",
+            "1 rows not run",
+            "launch_us 3.500",
+        ):
             self.assertIn(part, text)
 
     def test_the_file_is_json_without_nan(self):

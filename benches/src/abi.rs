@@ -1,8 +1,8 @@
 //! The C interface of `libcuattn_bench.so`, which `peers/ours.py` loads.
 //!
-//! Every function that can fail returns a status: [`OK`], or something else, and then [`cuattn_bench_error`] has the reason.
-//! No panic crosses the border. Handles belong to the caller, who closes each once; a plan is closed before its session.
-//! Strings that are handed out live as long as the handle they came from.
+//! Every function that can fail returns a status: [`OK`], or something else, and then [`cuattn_bench_error`] has the
+//! reason. No panic crosses the border. Handles belong to the caller, who closes each once; a plan is closed before its
+//! session. Strings that are handed out live as long as the handle they came from.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -132,11 +132,13 @@ pub extern "C" fn cuattn_bench_error() -> *const c_char {
     ERROR.with(|error| error.borrow().as_ptr())
 }
 
-/// Opens a session on a CUDA stream of the caller's. A null context is the one that is current, or the device's primary one.
+/// Opens a session on a CUDA stream of the caller's. A null context is the one that is current, or the device's primary
+/// one.
 ///
 /// # Safety
 ///
-/// `context` and `stream` are a driver context and one of its streams, and outlive the session. `session` can be written to.
+/// `context` and `stream` are a driver context and one of its streams, and outlive the session. `session` can be
+/// written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuattn_bench_open(
     context: *mut c_void,
@@ -173,8 +175,11 @@ pub unsafe extern "C" fn cuattn_bench_describe(session: *const SessionHandle) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuattn_bench_close(session: *mut SessionHandle) {
     if !session.is_null() {
-        // SAFETY: it came from `cuattn_bench_open`, and the caller gives it up.
-        guarded(|| Ok(drop(unsafe { Box::from_raw(session) })));
+        guarded(|| {
+            // SAFETY: it came from `cuattn_bench_open`, and the caller gives it up.
+            drop(unsafe { Box::from_raw(session) });
+            Ok(())
+        });
     }
 }
 
@@ -216,12 +221,16 @@ pub unsafe extern "C" fn cuattn_bench_plan_describe(plan: *const PlanHandle) -> 
 ///
 /// # Safety
 ///
-/// `plan` is null or a live plan, no launch of it is in flight or captured in a graph that still runs, and it is not used again.
+/// `plan` is null or a live plan, no launch of it is in flight or captured in a graph that still runs, and it is not
+/// used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuattn_bench_plan_close(plan: *mut PlanHandle) {
     if !plan.is_null() {
-        // SAFETY: it came from `cuattn_bench_plan`, and the caller gives it up.
-        guarded(|| Ok(drop(unsafe { Box::from_raw(plan) })));
+        guarded(|| {
+            // SAFETY: it came from `cuattn_bench_plan`, and the caller gives it up.
+            drop(unsafe { Box::from_raw(plan) });
+            Ok(())
+        });
     }
 }
 
@@ -229,7 +238,8 @@ pub unsafe extern "C" fn cuattn_bench_plan_close(plan: *mut PlanHandle) {
 ///
 /// # Safety
 ///
-/// `plan` is null or a live plan; `operands` is null or readable, and what it points at satisfies `cuattn_core::Plan::launch`.
+/// `plan` is null or a live plan; `operands` is null or readable, and what it points at satisfies
+/// `cuattn_core::Plan::launch`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuattn_bench_launch(plan: *const PlanHandle, operands: *const OperandSpans) -> i32 {
     guarded(|| {
@@ -240,8 +250,8 @@ pub unsafe extern "C" fn cuattn_bench_launch(plan: *const PlanHandle, operands: 
     })
 }
 
-/// Times `repetitions` launches by CUDA events, the L2 cache overwritten before each by writing `flush_bytes`, and writes the
-/// milliseconds of each to `times`.
+/// Times `repetitions` launches by CUDA events, the L2 cache overwritten before each by writing `flush_bytes`, and
+/// writes the milliseconds of each to `times`.
 ///
 /// # Safety
 ///

@@ -250,7 +250,8 @@ impl Varlen {
 mod tests {
     use super::*;
 
-    const SHAPE: &str = r#""shape": {"batch": 2, "q_heads": 8, "kv_heads": 2, "q_len": 16, "kv_len": 32, "head_dim": 64, "v_head_dim": 64}"#;
+    const SHAPE: &str = r#""shape": {"batch": 2, "q_heads": 8, "kv_heads": 2, "q_len": 16, "kv_len": 32, "head_dim": 64,
+        "v_head_dim": 64}"#;
 
     fn dense(rest: &str) -> serde_json::Result<Description> {
         serde_json::from_str(&format!(r#"{{"kind": "dense", {SHAPE}, "dtype": "bf16"{rest}}}"#))
@@ -268,7 +269,8 @@ mod tests {
 
     #[test]
     fn every_part_of_the_mask_arrives() {
-        let text = r#", "engine": "flash", "causal": true, "alignment": "top_left", "window_left": 7, "softcap": 30.0, "scale": 0.5,
+        let text = r#", "engine": "flash", "causal": true, "alignment": "top_left", "window_left": 7,
+            "softcap": 30.0, "scale": 0.5,
             "bias": {"kind": "boolean", "batch": 0, "head": 512, "row": 32, "key": 1, "keys": 32},
             "strides": {"q": [1, 2, 3], "k": [4, 5, 6], "v": [7, 8, 9], "o": [10, 11, 12]}"#;
         let Ok(Description::Dense(dense)) = dense(text) else { panic!("not read") };
@@ -294,7 +296,8 @@ mod tests {
 
     #[test]
     fn packed_problems_are_read() {
-        let text = r#"{"kind": "varlen", "dtype": "f16", "causal": true, "shape": {"batch": 3, "total_q": 10, "total_kv": 10,
+        let text = r#"{"kind": "varlen", "dtype": "f16", "causal": true, "shape": {
+            "batch": 3, "total_q": 10, "total_kv": 10,
             "max_q_len": 5, "max_kv_len": 5, "q_heads": 4, "kv_heads": 4, "head_dim": 8, "v_head_dim": 8}}"#;
         let Ok(Description::Varlen(varlen)) = serde_json::from_str(text) else { panic!("not read") };
         let problem = varlen.problem();

@@ -51,7 +51,8 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
-/// The prefill table in panels: a row of panels a head size, without and with a causal mask. Rows without a figure leave a gap.
+/// The prefill table in panels: a row of panels a head size, without and with a causal mask. Rows without a figure
+/// leave a gap.
 pub fn panels(report: &Report, quantity: Quantity) -> Vec<Panel> {
     let rows: Vec<&Row> = report.rows.iter().filter(|row| row.suite == "prefill").collect();
     let keys: BTreeSet<_> = rows.iter().map(|row| (row.head_dim, row.causal)).collect();
@@ -165,7 +166,8 @@ fn legend(page: &Page<'_>, names: &BTreeSet<&str>, has_grouped: bool) -> Result<
     Ok(())
 }
 
-/// The vertical axis that all panels of a page share. Ratios are logarithmic: twice as fast and half as fast lie equally far from 1.
+/// The vertical axis that all panels of a page share. Ratios are logarithmic: twice as fast and half as fast lie
+/// equally far from 1.
 struct Axis {
     quantity: Quantity,
     range: Range<f64>,
@@ -262,8 +264,8 @@ fn draw_panel(
     Ok(())
 }
 
-/// Draws every suite but prefill: a line a row, a dot a peer, our speed over the peer's on a logarithmic axis. `false` where the
-/// report has no such row with a ratio.
+/// Draws every suite but prefill: a line a row, a dot a peer, our speed over the peer's on a logarithmic axis. `false`
+/// where the report has no such row with a ratio.
 ///
 /// # Errors
 ///
@@ -329,7 +331,7 @@ fn text(size: u32, color: &RGBColor) -> TextStyle<'_> {
 }
 
 fn length_name(length: &usize) -> String {
-    if *length >= 1024 && length % 1024 == 0 { format!("{}k", length / 1024) } else { length.to_string() }
+    if *length >= 1024 && length.is_multiple_of(1024) { format!("{}k", length / 1024) } else { length.to_string() }
 }
 
 fn stroke(name: &str) -> u32 {
@@ -450,7 +452,8 @@ mod tests {
     #[test]
     fn other_files_are_refused_with_the_reason() {
         assert!(matches!(Report::parse("{}"), Err(ReadError::Shape(_))));
-        let empty = r#"{"schema": 1, "date": "", "commit": null, "machine": {"device": "", "driver": null, "cuda": null, "torch": ""}, "rows": []}"#;
+        let empty = r#"{"schema": 1, "date": "", "commit": null, "rows": [],
+            "machine": {"device": "", "driver": null, "cuda": null, "torch": ""}}"#;
         assert!(matches!(Report::parse(empty), Err(ReadError::Empty)));
         let newer = empty.replace("\"schema\": 1", "\"schema\": 2");
         assert!(matches!(Report::parse(&newer), Err(ReadError::Schema { found: 2 })));

@@ -1,5 +1,5 @@
-//! The Python side of the comparison, as far as it can be tested without PyTorch and without a GPU: its own tests, and that
-//! both sides of the C interface mean the same.
+//! The Python side of the comparison, as far as it can be tested without PyTorch and without a GPU: its own tests, and
+//! that both sides of the C interface mean the same.
 
 use std::path::Path;
 use std::process::{Command, Output};

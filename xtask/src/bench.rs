@@ -1,4 +1,5 @@
-//! `bench`: the comparison with other people's attention kernels, here or packed for a machine without Rust, and its pages.
+//! `bench`: the comparison with other people's attention kernels, here or packed for a machine without Rust, and its
+//! pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,8 +48,8 @@ fn run_here(compare: &[String]) -> anyhow::Result<ExitCode> {
     let probe = curt::probe();
     if !probe.has_gpu() {
         bail!(
-            "no GPU was found, so nothing was compared. `cargo xtask bench --bundle DIR` packs the comparison for a machine \
-             that has one.\n\n{probe}"
+            "no GPU was found, so nothing was compared. `cargo xtask bench --bundle DIR` packs the comparison for a \
+             machine that has one.\n\n{probe}"
         );
     }
     let library = build()?;
