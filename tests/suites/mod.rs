@@ -2,9 +2,12 @@
 
 use crate::Suite;
 
+pub mod blaslt;
 pub mod flash;
+pub mod runtime;
+pub mod phase2a;
 
 /// Every suite.
 pub fn all() -> Vec<Suite> {
-    vec![flash::suite()]
+    vec![blaslt::suite(), phase2a::suite(), flash::suite()]
 }
