@@ -4,10 +4,10 @@ use crate::Suite;
 
 pub mod blaslt;
 pub mod flash;
-pub mod runtime;
 pub mod phase2a;
+pub mod runtime;
 
 /// Every suite.
 pub fn all() -> Vec<Suite> {
-    vec![blaslt::suite(), phase2a::suite(), flash::suite()]
+    vec![runtime::suite(), blaslt::suite(), phase2a::suite(), flash::suite()]
 }
