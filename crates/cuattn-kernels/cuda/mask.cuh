@@ -35,7 +35,7 @@ DEVICE Sequence load_sequence(const MaskParams& mask, int batch) {
   i64 keys = mask.kv_len;
   if (mask.lengths != LENGTHS_FULL) {
     i64 length = load_index(mask.key_lengths, mask.key_lengths_64, batch);
-    if (mask.lengths == LENGTHS_PAST_PLUS_QUERY) length = clamp_to(length, 0, keys) + mask.q_len;
+    if (mask.lengths == LENGTHS_PAST_PLUS_QUERY) length = clamp_to(length, -FAR_EDGE, FAR_EDGE) + mask.q_len;
     keys = clamp_to(length, 0, keys);
   }
   // Position of query row 0 among the keys; may be negative.

@@ -9,7 +9,7 @@ template <int COLUMNS> struct SharedTile {
   static constexpr int PITCH = COLUMNS * 2 + (SWIZZLED ? 0 : 16);
   static constexpr int CHUNKS = COLUMNS / 8;
 
-  static constexpr int bytes(int rows) { return rows * PITCH; }
+  static DEVICE constexpr int bytes(int rows) { return rows * PITCH; }
   static DEVICE u32 offset(int row, int chunk) { return row * PITCH + ((SWIZZLED ? chunk ^ (row & 7) : chunk) << 4); }
 
   // From the address of chunk 0 or 1 of a row to that of the chunk `chunks` (even) further on: so a lane keeps one address for a

@@ -38,7 +38,7 @@ DEVICE void multiply_qk(Scores& s, const SharedTiles& tiles, const Lane& lane, i
   }
 }
 
-// Puts the lane's probabilities where its warp will look for them. No other warp does.
+// Puts the lane's probabilities where its warp will look for them, after a barrier.
 DEVICE void store_probabilities(const Scores& s, const SharedTiles& tiles, const Lane& lane) {
   float* row = tiles.p + lane.first_row * BLOCK_KEYS + (lane.column & 3);
   UNROLL for (int i = 0; i < LANE_ROWS; ++i)
@@ -46,7 +46,6 @@ DEVICE void store_probabilities(const Scores& s, const SharedTiles& tiles, const
       const int piece = (lane.column + j * COLUMN_LANES) >> 2;
       row[i * ROW_LANES * BLOCK_KEYS + ((piece ^ row_swizzle(lane.row)) << 2)] = s.at[i][j];
     }
-  __syncwarp();
 }
 
 // How a masked key's probability is marked for a product that leaves it out: its bits are those of -0.
