@@ -38,8 +38,7 @@ unsafe impl Sync for Core {}
 
 impl Core {
     /// The device's primary context, and a new stream that does not wait for the default stream.
-    pub(crate) fn of_device(ordinal: usize, retained_bytes: u64) -> Result<Self> {
-        let driver = Driver::global()?;
+    pub(crate) fn of_device(driver: &'static Driver, ordinal: usize, retained_bytes: u64) -> Result<Self> {
         let device = driver.device(ordinal)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
@@ -72,8 +71,12 @@ impl Core {
     /// # Safety
     ///
     /// As [`Runtime::from_raw`](crate::Runtime::from_raw).
-    pub(crate) unsafe fn of_raw(context: CUcontext, stream: CUstream, retained_bytes: u64) -> Result<Self> {
-        let driver = Driver::global()?;
+    pub(crate) unsafe fn of_raw(
+        driver: &'static Driver,
+        context: CUcontext,
+        stream: CUstream,
+        retained_bytes: u64,
+    ) -> Result<Self> {
         let context = if !context.is_null() {
             context
         } else if is_default_stream(stream) {

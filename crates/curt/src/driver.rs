@@ -390,3 +390,6 @@ fn driver_error(table: &DriverTable, call: &'static str, code: CuResult) -> Erro
     };
     Error::Driver { call, code, name: error_name(table, code), text: format!("{text}{advice}") }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

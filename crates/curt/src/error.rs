@@ -374,3 +374,54 @@ impl Error {
         ) || matches!(self, Self::Driver { call: "cuInit", .. })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_say_what_why_and_how_to_fix_it() {
+        let texts = [
+            Error::BuiltinsMissing {
+                nvrtc: "/opt/lib/libnvrtc.so.13".into(),
+                expected: "libnvrtc-builtins.so.13.0".to_owned(),
+                reason: "cannot open shared object file".to_owned(),
+            },
+            Error::NoDevice { ordinal: 0, count: 0 },
+            Error::Nvrtc { call: "nvrtcGetCUBIN", code: 4, name: "NVRTC_ERROR_INVALID_PROGRAM".to_owned() },
+            Error::OutOfHostMemory { asked: 1 << 40 },
+            Error::SizeOverflow { what: "score buffer", count: 1 << 40, size: 1 << 30 },
+            Error::OutOfRange { what: "slice of device memory", offset: usize::MAX, len: 4, available: 8 },
+        ]
+        .map(|error| error.to_string());
+        insta::assert_snapshot!(texts.join("\n"), @r"
+        NVRTC at /opt/lib/libnvrtc.so.13 cannot compile: its companion libnvrtc-builtins.so.13.0 could not be loaded (cannot open shared object file)
+          fix: put libnvrtc-builtins.so.13.0 of the same CUDA version beside it, or install the complete package: pip install nvidia-cuda-nvrtc
+        there is no CUDA device 0: the driver shows 0
+          fix: check that nvidia-smi lists a GPU, that CUDA_VISIBLE_DEVICES does not hide it, and that a container was started with --gpus all
+        nvrtcGetCUBIN failed: NVRTC_ERROR_INVALID_PROGRAM (4)
+        out of page-locked host memory: asked for 1099511627776 bytes
+          fix: free pinned buffers, or stage in smaller pieces
+        score buffer overflows: 1099511627776 x 1073741824 bytes
+          fix: no such size can be allocated; check the shape
+        slice of device memory: bytes 18446744073709551615..18446744073709551615 reach past the end of 8 bytes
+        ");
+    }
+
+    #[test]
+    fn an_error_is_small_and_goes_between_threads() {
+        fn between_threads<T: Send + Sync + 'static>() {}
+        between_threads::<Error>();
+        // It is returned by every launch.
+        assert!(size_of::<Error>() <= 112, "{} bytes", size_of::<Error>());
+    }
+
+    #[test]
+    fn only_what_is_missing_is_missing() {
+        let driver = |call, code| Error::Driver { call, code, name: String::new(), text: String::new() };
+        assert!(driver("cuInit", 999).is_missing_hardware_or_library());
+        assert!(Error::NoDevice { ordinal: 0, count: 0 }.is_missing_hardware_or_library());
+        assert!(!driver("cuLaunchKernelEx", 999).is_missing_hardware_or_library());
+        assert!(!Error::Capturing { what: "allocation" }.is_missing_hardware_or_library());
+    }
+}

@@ -12,6 +12,7 @@ use crate::cache::{CacheCounters, CacheKey, CacheOptions, CacheOutcome, CacheSta
 use crate::capabilities::Capabilities;
 use crate::compile::{Compiler, ModuleSource};
 use crate::context::Core;
+use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::{Event, GpuTimer};
 use crate::graph::{self, Graph};
@@ -114,7 +115,11 @@ impl Runtime {
     ///
     /// As [`Runtime::new`].
     pub fn with_options(ordinal: usize, options: RuntimeOptions) -> Result<Self> {
-        let core = Core::of_device(ordinal, options.retained_bytes.unwrap_or(RuntimeOptions::RETAINED_BYTES))?;
+        let core = Core::of_device(
+            Driver::global()?,
+            ordinal,
+            options.retained_bytes.unwrap_or(RuntimeOptions::RETAINED_BYTES),
+        )?;
         Ok(Self::assemble(core, options))
     }
 
@@ -172,11 +177,11 @@ impl Runtime {
     ) -> Result<Self> {
         let retained = options.retained_bytes.unwrap_or(RuntimeOptions::RETAINED_BYTES);
         // SAFETY: as the caller promises.
-        let core = unsafe { Core::of_raw(context.cast(), stream.cast(), retained) }?;
+        let core = unsafe { Core::of_raw(Driver::global()?, context.cast(), stream.cast(), retained) }?;
         Ok(Self::assemble(core, options))
     }
 
-    fn assemble(core: Core, options: RuntimeOptions) -> Self {
+    pub(crate) fn assemble(core: Core, options: RuntimeOptions) -> Self {
         let recommended = if core.capabilities.compute_capability.0 >= 9 { 32 << 20 } else { 8 << 20 };
         Self(Arc::new(Inner {
             modules: SingleFlight::new(),
@@ -559,3 +564,6 @@ impl fmt::Debug for Runtime {
         f.debug_tuple("Runtime").field(&self.0.core).finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

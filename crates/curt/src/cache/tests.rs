@@ -112,7 +112,8 @@ fn every_truncation_and_every_flipped_bit_is_a_miss() {
 
 #[test]
 fn damaged_entries_are_replaced() {
-    let damage: [(&str, fn(&Path)); 5] = [
+    type Damage = fn(&Path);
+    let damage: [(&str, Damage); 5] = [
         ("truncated", |path| File::options().write(true).open(path).unwrap().set_len(100).unwrap()),
         ("zero length", |path| File::create(path).map(drop).unwrap()),
         ("foreign", |path| {
