@@ -119,7 +119,7 @@ impl SearchPaths {
     /// The search that the environment describes.
     ///
     /// `CURT_CUDA_PATH` (a library, a directory or a toolkit root; several as in `PATH`), `CUDA_HOME`, `CUDA_PATH`, the loader, wheels
-    /// below `CURT_WHEELS`, `VIRTUAL_ENV`, `CONDA_PREFIX` and the `python3` of `PATH`, then `/usr/local/cuda*`.
+    /// below `CURT_WHEELS`, `VIRTUAL_ENV`, `CONDA_PREFIX`, the `python3` of `PATH` and `~/.local`, then `/usr/local/cuda*`.
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
@@ -146,6 +146,11 @@ impl SearchPaths {
             && let Some(prefix) = python.parent().and_then(Path::parent)
         {
             paths.push_python_prefix("python3 of PATH", prefix);
+            // Where Debian's python3 installs to.
+            paths.push_python_prefix("python3 of PATH", &prefix.join("local"));
+        }
+        if let Some(home) = variable("HOME") {
+            paths.push_python_prefix("pip install --user", &Path::new(&home).join(".local"));
         }
         paths
     }

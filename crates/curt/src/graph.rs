@@ -1,6 +1,7 @@
 //! Capture of a stream into a graph, and its replay.
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec};
 
@@ -15,11 +16,13 @@ pub struct Graph {
     runtime: Runtime,
     exec: CUgraphExec,
     nodes: usize,
+    /// The driver does not lock a graph: two threads must not launch one at the same time.
+    launching: Mutex<()>,
 }
 
-// SAFETY: a graph's handle may be used from any thread, one at a time; the driver orders launches of one graph.
+// SAFETY: a graph's handle may be used from any thread, one at a time.
 unsafe impl Send for Graph {}
-// SAFETY: `launch` is the only use through a shared reference, and the driver locks the graph for it.
+// SAFETY: `launch` is the only use of the handle through a shared reference, and takes turns.
 unsafe impl Sync for Graph {}
 
 impl Graph {
@@ -31,7 +34,8 @@ impl Graph {
     pub fn launch(&self) -> Result<()> {
         let core = self.runtime.core();
         core.bind()?;
-        // SAFETY: graph and stream are live.
+        let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: graph and stream are live, and no other thread launches the graph now.
         core.driver.check("cuGraphLaunch", unsafe { core.driver.table.cuGraphLaunch(self.exec, core.stream) })
     }
 
@@ -135,5 +139,5 @@ fn finish(runtime: &Runtime, code: CuResult, graph: CUgraph) -> Result<Graph> {
     // SAFETY: the graph is live, and the pointer is to a live handle.
     let code = unsafe { core.driver.table.cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
     core.driver.check("cuGraphInstantiateWithFlags", code)?;
-    Ok(Graph { runtime: runtime.clone(), exec, nodes })
+    Ok(Graph { runtime: runtime.clone(), exec, nodes, launching: Mutex::new(()) })
 }

@@ -139,6 +139,18 @@ const INLINE_ARGUMENTS: usize = 16;
 /// let arguments = KernelArgs::new().arg(&address).arg(&factor).arg(&length);
 /// assert_eq!(arguments.len(), 3);
 /// ```
+///
+/// What has no layout of its own, or does not live as long as the list, is refused by the compiler:
+///
+/// ```compile_fail,E0277
+/// let text = String::from("not plain data");
+/// let arguments = curt::KernelArgs::new().arg(&text);
+/// ```
+///
+/// ```compile_fail,E0716
+/// let arguments = curt::KernelArgs::new().arg(&u64::from(3u32));
+/// assert_eq!(arguments.len(), 1);
+/// ```
 #[derive(Clone, Debug)]
 pub struct KernelArgs<'a> {
     inline: [*const c_void; INLINE_ARGUMENTS],

@@ -62,6 +62,9 @@ int cuMemFreeAsync(u64 a, void* s) { forbidden(); frees++; return 0; }
 int cuMemFree_v2(u64 a) { forbidden(); frees++; return 0; }
 int cuMemGetInfo_v2(size_t* f, size_t* t) { if (!contexts[depth]) return 201; *f = (size_t)1 << 35; *t = (size_t)1 << 37; return 0; }
 int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* s) { forbidden(); memset(to, 7, bytes); return 0; }
+int pinned_frees;
+int cuMemHostAlloc(void** m, size_t bytes, unsigned f) { static char memory[4096]; forbidden(); *m = memory; return bytes > 4096 ? 2 : 0; }
+int cuMemFreeHost(void* m) { forbidden(); pinned_frees++; return 0; }
 int cuModuleLoadData(void** m, const void* image) { forbidden(); loads++; *m = (void*)0xa000; return *(const char*)image == 'X' ? 200 : 0; }
 int cuModuleUnload(void* m) { forbidden(); unloads++; return 0; }
 int cuModuleGetFunction(void** f, void* m, const char* name) { *f = (void*)0xb000; return strcmp(name, "absent") ? 0 : 500; }

@@ -68,9 +68,9 @@ impl DerefMut for PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        if self.len > 0 && self.core.bind().is_ok() {
-            // SAFETY: the memory came from cuMemHostAlloc, is freed once, and the call waits for copies under way.
-            unsafe { self.core.driver.table.cuMemFreeHost(self.memory.cast()) };
+        if self.len > 0 {
+            // SAFETY: the memory came from `PinnedBuffer::new`, and nobody can reach it any more.
+            unsafe { self.core.free_pinned(self.memory) };
         }
     }
 }

@@ -40,6 +40,8 @@ pub(crate) struct Allocator {
     peak: AtomicUsize,
     /// Freed while the stream was being captured: a free would have become part of the graph.
     deferred: Mutex<Vec<DevicePtr>>,
+    /// The same of page-locked host memory, by address: freeing it waits for the device.
+    deferred_pinned: Mutex<Vec<usize>>,
 }
 
 impl Allocator {
@@ -55,6 +57,7 @@ impl Allocator {
             used: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             deferred: Mutex::new(Vec::new()),
+            deferred_pinned: Mutex::new(Vec::new()),
         })
     }
 
@@ -189,12 +192,32 @@ impl Core {
         }
     }
 
+    /// Frees page-locked memory, after the capture where one is under way.
+    ///
+    /// # Safety
+    ///
+    /// `memory` came from cuMemHostAlloc, is not freed twice, and is not used again.
+    pub(crate) unsafe fn free_pinned(&self, memory: *mut u8) {
+        let mut deferred = self.allocator.deferred_pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        deferred.push(memory.expose_provenance());
+        drop(deferred);
+        if !self.is_capturing().unwrap_or(true) {
+            self.free_deferred();
+        }
+    }
+
     /// Frees what was dropped during a capture that has ended. The context is current and nothing is being captured.
     pub(crate) fn free_deferred(&self) {
         let deferred = std::mem::take(&mut *self.allocator.deferred.lock().unwrap_or_else(PoisonError::into_inner));
         for memory in deferred {
             // A lost context frees everything with itself.
             let _ = self.free_now(memory);
+        }
+        let pinned =
+            std::mem::take(&mut *self.allocator.deferred_pinned.lock().unwrap_or_else(PoisonError::into_inner));
+        for address in pinned {
+            // SAFETY: `free_pinned` was promised that it is ours and unused; the call waits for copies under way.
+            unsafe { self.driver.table.cuMemFreeHost(std::ptr::with_exposed_provenance_mut(address)) };
         }
     }
 

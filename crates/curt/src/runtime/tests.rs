@@ -1,9 +1,40 @@
 //! The runtime's own rules, on a driver in C that counts its calls. What a real driver does is for the GPU suites.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
 use super::*;
 use crate::driver::tests::Fake;
 use crate::error::LaunchViolation;
 use crate::module::FunctionOptions;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting by thread.
+struct Counting;
+
+// SAFETY: everything is passed to the system's allocator; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn allocations_of_this_thread() -> u64 {
+    ALLOCATIONS.get()
+}
 
 fn runtime_on(fake: &Fake) -> Runtime {
     let core = Core::of_device(fake.driver, 0, RuntimeOptions::RETAINED_BYTES).unwrap();
@@ -155,6 +186,16 @@ fn what_is_dropped_in_a_capture_is_freed_after_it() {
     let Some(fake) = Fake::new("what_is_dropped_in_a_capture_is_freed_after_it") else { return };
     let runtime = runtime_on(&fake);
     let (first, second) = (runtime.alloc(1).unwrap(), runtime.alloc(1).unwrap());
+    let pinned = runtime.alloc_pinned(100).unwrap();
+    assert!(matches!(runtime.alloc_pinned(1 << 20), Err(Error::OutOfHostMemory { asked: 1_048_576 })));
+    let graph = runtime.capture(|_| -> Result<()> {
+        drop(pinned);
+        Ok(())
+    });
+    drop(graph.unwrap());
+    assert_eq!((fake.get("pinned_frees"), fake.get("violations")), (0, 0));
+    drop(runtime.alloc_pinned(1).unwrap());
+    assert_eq!(fake.get("pinned_frees"), 2);
     let capture = |buffer| {
         let graph = runtime.capture(|_| -> Result<()> {
             drop(buffer);
@@ -184,6 +225,21 @@ fn the_context_is_set_only_when_another_is_current() {
     assert_eq!(fake.get("binds"), before);
     std::thread::scope(|scope| scope.spawn(|| runtime.bind().unwrap()).join().unwrap());
     assert_eq!(fake.get("binds"), before + 1);
+}
+
+#[test]
+fn a_launch_takes_no_heap_memory() {
+    let Some(fake) = Fake::new("a_launch_takes_no_heap_memory") else { return };
+    let runtime = runtime_on(&fake);
+    let function = module(&runtime).function("k").unwrap();
+    let launch = Launch::new([2, 1, 1], [32, 1, 1]).cluster([2, 1, 1]).pdl();
+    let value = 1u64;
+    let before = allocations_of_this_thread();
+    // SAFETY: the fake driver runs nothing.
+    unsafe { runtime.launch(&function, &launch, &KernelArgs::new().arg(&value).arg(&value)) }.unwrap();
+    assert_eq!(allocations_of_this_thread(), before);
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(allocations_of_this_thread(), before + 1, "the count counts");
 }
 
 #[test]
