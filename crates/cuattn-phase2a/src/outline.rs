@@ -45,7 +45,7 @@ pub(crate) enum Outline {
     /// No key: zeros, and log-sum-exps of sinks alone.
     NoKeys,
     /// Products.
-    Products(Products),
+    Products(Box<Products>),
 }
 
 /// The workspace's regions.
@@ -121,7 +121,7 @@ impl Outline {
         let cap = options.score_cap.unwrap_or_else(|| score_cap(problem.dtype, device.l2_bytes, row_bytes));
         let chunks = arrangement.chunks((cap / row_bytes).min(i32::MAX as usize));
         let most_rows = chunks.iter().map(|chunk| chunk.slices * chunk.rows).max().unwrap_or(0);
-        Ok(Self::Products(Products { arrangement, layouts, copies, chunks, leading, most_rows, cap }))
+        Ok(Self::Products(Box::new(Products { arrangement, layouts, copies, chunks, leading, most_rows, cap })))
     }
 
     /// The workspace: its regions, and their layout. Sizes and pointers both come from here.
@@ -161,9 +161,11 @@ impl Outline {
     pub(crate) fn explain(&self, problem: &Problem) -> Explanation {
         let mut details = Vec::new();
         if let Self::Products(products) = self {
-            let Products { arrangement, copies, chunks, leading, most_rows, cap, .. } = products;
+            let Products { arrangement, copies, chunks, leading, most_rows, cap, .. } = &**products;
             let unit = match arrangement.unit {
-                Unit::Group => format!("{} query heads of a key head as the rows of one product", arrangement.heads_per_unit),
+                Unit::Group => {
+                    format!("{} query heads of a key head as the rows of one product", arrangement.heads_per_unit)
+                }
                 Unit::Head => "a query head a product".to_owned(),
             };
             details.push(format!(
@@ -185,7 +187,11 @@ impl Outline {
             for (copied, name, why) in [
                 (copies.q, "q", "its rows overlap"),
                 (copies.k, "k", "its rows overlap"),
-                (copies.v, "v", if may_mask(problem) { "masked values must not be multiplied" } else { "its rows overlap" }),
+                (
+                    copies.v,
+                    "v",
+                    if may_mask(problem) { "masked values must not be multiplied" } else { "its rows overlap" },
+                ),
             ] {
                 if copied {
                     details.push(format!("copies {name}: {why}"));
@@ -195,7 +201,9 @@ impl Outline {
         let (path, why) = match self {
             Self::Nothing => ("nothing", "the problem has no output element"),
             Self::NoKeys => ("no keys", "there is no key: the output is zeros"),
-            Self::Products(_) => ("cublaslt", "two strided-batched products around a softmax kernel do every dense problem"),
+            Self::Products(_) => {
+                ("cublaslt", "two strided-batched products around a softmax kernel do every dense problem")
+            }
         };
         Explanation { engine: ENGINE, path: path.to_owned(), why: why.to_owned(), details, refused: Vec::new() }
     }

@@ -27,7 +27,7 @@ pub(crate) fn stage(stage: Option<ScoreStage>) -> Stage {
 }
 
 pub(crate) fn score_params(problem: &Problem, buffers: [u64; 4]) -> ScoreParams {
-    ScoreParams { buffers, scale: problem.scale, softcap: problem.softcap.unwrap_or(0.0), ..ScoreParams::default() }
+    ScoreParams { buffers, scale: problem.scale, softcap: problem.softcap.unwrap_or(0.0) }
 }
 
 /// The extents must fit 32 bits, which planning has checked.

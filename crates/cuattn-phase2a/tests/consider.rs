@@ -1,8 +1,6 @@
 //! What the engine would do and what it refuses, without a GPU.
 
-use cuattn_core::{
-    Alignment, Bias, BiasKind, DType, Engine, KeyLengths, Mask, Paging, Problem, Shape, Strides,
-};
+use cuattn_core::{Alignment, Bias, BiasKind, DType, Engine, KeyLengths, Mask, Paging, Problem, Shape, Strides};
 use cuattn_phase2a::{Options, Phase2a};
 use curt::Capabilities;
 

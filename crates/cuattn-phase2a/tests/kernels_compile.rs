@@ -15,9 +15,8 @@ fn softmax_variants_compile() {
     for variant in softmax::variants() {
         let source = ModuleSource::new(variant.source.root(), variant.source.assemble()).verbose();
         for arch in [Arch::SM_80, Arch::SM_90A, Arch::SM_100, Arch::SM_120] {
-            let cubin = compiler
-                .compile(&source, arch)
-                .unwrap_or_else(|error| panic!("{} for {arch}: {error}", variant.name));
+            let cubin =
+                compiler.compile(&source, arch).unwrap_or_else(|error| panic!("{} for {arch}: {error}", variant.name));
             assert!(cubin.warnings().is_empty(), "{} for {arch}: {:?}", variant.name, cubin.warnings());
             let resources = cubin.resources();
             assert!(resources.iter().any(|kernel| kernel.name == variant.source.entry()), "{}", variant.name);

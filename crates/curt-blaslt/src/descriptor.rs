@@ -123,14 +123,14 @@ fn set_multiplication<T: Copy>(library: &'static Library, owned: &Owned, attribu
 }
 
 /// `cublasLtMatrixLayout_t` of a row-major matrix batch, seen column-major.
-pub(crate) fn layout(library: &'static Library, stored: &Stored, element: ElementType, batch: usize) -> Result<Owned> {
+pub(crate) fn layout(library: &'static Library, stored: &Stored, batch: usize) -> Result<Owned> {
     use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
     let mut pointer = ptr::null_mut();
     // SAFETY: `pointer` is a place for the created layout.
     let status = unsafe {
         library.cublasLtMatrixLayoutCreate(
             &mut pointer,
-            data_type(element),
+            data_type(stored.element),
             stored.cols as u64,
             stored.rows as u64,
             stored.accepted_leading(),

@@ -49,7 +49,9 @@ pub enum Fault {
         output: ElementType,
     },
     /// TF32 was asked for with inputs that are not float32.
-    #[error("TF32 is a way to multiply f32 inputs, and these are {input}; use Compute::Strict, which keeps {input} on tensor cores")]
+    #[error(
+        "TF32 is a way to multiply f32 inputs, and these are {input}; use Compute::Strict, which keeps {input} on tensor cores"
+    )]
     Tf32Input {
         /// Type of A and B.
         input: ElementType,
@@ -71,7 +73,9 @@ pub enum Fault {
         value: usize,
     },
     /// Rows would overlap or run backwards.
-    #[error("{operand} is stored as {rows} rows of {cols} elements, so its leading dimension must be at least {cols}, and is {leading}")]
+    #[error(
+        "{operand} is stored as {rows} rows of {cols} elements, so its leading dimension must be at least {cols}, and is {leading}"
+    )]
     Leading {
         /// Whose.
         operand: OperandName,
@@ -91,7 +95,9 @@ pub enum Fault {
         stride: i64,
     },
     /// Two matrices of the result's batch share elements.
-    #[error("matrices of D that are {apart} apart in the batch share elements (leading dimension {leading}, batch stride {stride}); give each its own memory")]
+    #[error(
+        "matrices of D that are {apart} apart in the batch share elements (leading dimension {leading}, batch stride {stride}); give each its own memory"
+    )]
     OutputOverlap {
         /// Elements from row to row.
         leading: i64,
@@ -101,7 +107,9 @@ pub enum Fault {
         apart: usize,
     },
     /// The last element's offset does not fit in 63 bits.
-    #[error("{operand}'s extent overflows: {rows} x {cols}, leading dimension {leading}, {batch} matrices {stride} apart")]
+    #[error(
+        "{operand}'s extent overflows: {rows} x {cols}, leading dimension {leading}, {batch} matrices {stride} apart"
+    )]
     Overflow {
         /// Whose.
         operand: OperandName,
@@ -127,7 +135,9 @@ pub enum Fault {
         element: usize,
     },
     /// A pointer is less aligned than its plan was told.
-    #[error("{operand} at {address:#x} is not aligned to the {promised} bytes that the plan was made for; plan with this pointer's alignment")]
+    #[error(
+        "{operand} at {address:#x} is not aligned to the {promised} bytes that the plan was made for; plan with this pointer's alignment"
+    )]
     Misaligned {
         /// Whose.
         operand: OperandName,

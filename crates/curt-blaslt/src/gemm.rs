@@ -212,7 +212,10 @@ impl Gemm {
         if !faults.is_empty() || self.is_empty() {
             return faults;
         }
-        for (operand, stored) in self.stored() {
+        let StoredOperands { a, b, d } = self.stored();
+        // Without a column of A nothing of A and B is read.
+        let inputs = [(OperandName::A, a), (OperandName::B, b)].into_iter().filter(|_| self.k > 0);
+        for (operand, stored) in inputs.chain([(OperandName::D, d)]) {
             let Stored { rows, cols, leading, batch_stride, .. } = stored;
             if leading < 0 || (rows > 1 && leading < cols as i64) {
                 faults.push(Fault::Leading { operand, leading, rows, cols });
@@ -220,37 +223,31 @@ impl Gemm {
                 faults.push(Fault::BatchStride { operand, stride: batch_stride });
             } else if stored.bytes(self.batch).is_none() {
                 faults.push(Fault::Overflow { operand, rows, cols, leading, batch: self.batch, stride: batch_stride });
-            } else if operand == OperandName::D {
-                if let Some(apart) = stored.overlap(self.batch) {
-                    faults.push(Fault::OutputOverlap { leading, stride: batch_stride, apart });
-                }
+            } else if operand == OperandName::D
+                && let Some(apart) = stored.overlap(self.batch)
+            {
+                faults.push(Fault::OutputOverlap { leading, stride: batch_stride, apart });
             }
         }
         faults
     }
 
-    /// The matrices as they lie in memory. A and B are absent where `k` is 0, for they are not read.
-    pub(crate) fn stored(&self) -> impl Iterator<Item = (OperandName, Stored)> {
+    /// The matrices as they lie in memory.
+    pub(crate) fn stored(&self) -> StoredOperands {
         let input = |matrix: Matrix, rows: usize, cols: usize| {
             let (rows, cols) = match matrix.transpose {
                 Transpose::No => (rows, cols),
                 Transpose::Yes => (cols, rows),
             };
-            Stored {
-                rows,
-                cols,
-                leading: matrix.leading,
-                batch_stride: matrix.batch_stride,
-                element: self.input_type.size(),
-            }
+            let Matrix { leading, batch_stride, .. } = matrix;
+            Stored { rows, cols, leading, batch_stride, element: self.input_type }
         };
-        let inputs = [
-            (OperandName::A, input(self.a, self.m, self.k)),
-            (OperandName::B, input(self.b, self.k, self.n)),
-        ];
         let Output { leading, batch_stride } = self.d;
-        let output = Stored { rows: self.m, cols: self.n, leading, batch_stride, element: self.output_type.size() };
-        inputs.into_iter().filter(|_| self.k > 0).chain([(OperandName::D, output)])
+        StoredOperands {
+            a: input(self.a, self.m, self.k),
+            b: input(self.b, self.k, self.n),
+            d: Stored { rows: self.m, cols: self.n, leading, batch_stride, element: self.output_type },
+        }
     }
 }
 
@@ -286,6 +283,13 @@ impl fmt::Display for Gemm {
     }
 }
 
+/// The three matrix batches of a product.
+pub(crate) struct StoredOperands {
+    pub(crate) a: Stored,
+    pub(crate) b: Stored,
+    pub(crate) d: Stored,
+}
+
 /// A row-major matrix batch as it lies in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stored {
@@ -293,7 +297,7 @@ pub(crate) struct Stored {
     pub(crate) cols: usize,
     pub(crate) leading: i64,
     pub(crate) batch_stride: i64,
-    pub(crate) element: usize,
+    pub(crate) element: ElementType,
 }
 
 impl Stored {
@@ -310,7 +314,7 @@ impl Stored {
         let row = i64::try_from(self.rows - 1).ok()?.checked_mul(self.leading)?;
         let matrix = i64::try_from(batch - 1).ok()?.checked_mul(self.batch_stride)?;
         let elements = row.checked_add(matrix)?.checked_add(i64::try_from(self.cols).ok()?)?;
-        usize::try_from(elements.checked_mul(self.element as i64)?).ok()
+        usize::try_from(elements.checked_mul(self.element.size() as i64)?).ok()
     }
 
     /// How many matrices of the batch apart two matrices that share an element are, if any do.

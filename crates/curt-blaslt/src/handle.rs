@@ -164,8 +164,7 @@ impl BlasLt {
         if let Some(plan) = known {
             return Ok(plan);
         }
-        let plan =
-            GemmPlan::new(Arc::clone(&self.inner.shared), gemm, preference.alignment, preference.max_workspace)?;
+        let plan = GemmPlan::new(Arc::clone(&self.inner.shared), gemm, preference.alignment, preference.max_workspace)?;
         tracing::debug!(plan = %plan, "cuBLASLt plan");
         self.plans().insert(key, plan.clone());
         Ok(plan)

@@ -10,7 +10,7 @@ use curt::DevicePtr;
 
 use crate::descriptor::{self, Owned};
 use crate::error::{Error, Fault, Faults, OperandName, Result, Status, pointer_faults};
-use crate::gemm::{Alignment, ElementType, Epilogue, Gemm, Matrix, Stored};
+use crate::gemm::{Alignment, Epilogue, Gemm, Matrix, Stored, StoredOperands};
 use crate::handle::Shared;
 
 /// Alignment of a workspace.
@@ -192,7 +192,7 @@ impl GemmPlan {
 
     /// Every way in which operands and workspace do not fit.
     fn check(&self, operands: &GemmOperands, workspace: DevicePtr) -> Result<()> {
-        let Inner { gemm, alignment, method, .. } = &*self.inner;
+        let Inner { gemm, alignment, .. } = &*self.inner;
         let needs = Needs::of(gemm);
         let mut faults = Vec::new();
         if gemm.k > 0 {
@@ -214,7 +214,6 @@ impl GemmPlan {
         if needed > 0 && (workspace.len() < needed || !workspace.is_aligned(WORKSPACE_ALIGN)) {
             faults.push(Fault::Workspace { needed, given: workspace.len(), address: workspace.address() });
         }
-        debug_assert!(!matches!(method, Method::Nothing));
         if faults.is_empty() {
             return Ok(());
         }
@@ -229,7 +228,7 @@ impl GemmPlan {
         shared.runtime.bind()?;
         let multiplication = multiply.multiplication.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bias) = operands.bias {
-            descriptor::set_bias(&shared.library, &multiplication, bias.address())?;
+            descriptor::set_bias(shared.library, &multiplication, bias.address())?;
         }
         let c = if gemm.beta == 0.0 { operands.d } else { operands.c.unwrap_or(operands.d) };
         let device = |pointer: DevicePtr| pointer.address() as *mut c_void;
@@ -288,35 +287,19 @@ impl fmt::Display for Multiply {
 
 impl Needs {
     fn of(gemm: &Gemm) -> Self {
-        let mut needs = Self { a: 0, b: 0, d: 0, bias: gemm.n * gemm.output_type.size() };
-        for (operand, stored) in gemm.stored() {
-            // Planning has refused what overflows.
-            let bytes = stored.bytes(gemm.batch).unwrap_or(usize::MAX);
-            match operand {
-                OperandName::A => needs.a = bytes,
-                OperandName::B => needs.b = bytes,
-                _ => needs.d = bytes,
-            }
-        }
-        needs
+        let StoredOperands { a, b, d } = gemm.stored();
+        // Planning has refused what overflows.
+        let bytes = |stored: &Stored| stored.bytes(gemm.batch).unwrap_or(usize::MAX);
+        Self { a: bytes(&a), b: bytes(&b), d: bytes(&d), bias: gemm.n * gemm.output_type.size() }
     }
 }
 
 impl Multiply {
     fn new(shared: &Shared, gemm: &Gemm, alignment: Alignment, max_workspace: usize) -> Result<Self> {
-        let library = &shared.library;
-        let mut layouts = [None, None, None];
-        for (operand, stored) in gemm.stored() {
-            let (slot, element) = match operand {
-                OperandName::A => (0, gemm.input_type),
-                OperandName::B => (1, gemm.input_type),
-                _ => (2, gemm.output_type),
-            };
-            layouts[slot] = Some(Self::layout(shared, &stored, element, gemm.batch)?);
-        }
-        let [Some(a), Some(b), Some(d)] = layouts else {
-            unreachable!("a product with k > 0 has three matrices");
-        };
+        let library = shared.library;
+        let StoredOperands { a, b, d } = gemm.stored();
+        let layout = |stored: &Stored| descriptor::layout(library, stored, gemm.batch);
+        let (a, b, d) = (layout(&a)?, layout(&b)?, layout(&d)?);
         let multiplication = descriptor::multiplication(library, gemm)?;
         let preference = descriptor::preference(library, alignment, max_workspace)?;
         let mut found = HeuristicResult {
@@ -362,9 +345,5 @@ impl Multiply {
             workspace: found.workspace.next_multiple_of(WORKSPACE_ALIGN),
             waves: found.waves,
         })
-    }
-
-    fn layout(shared: &Shared, stored: &Stored, element: ElementType, batch: usize) -> Result<Owned> {
-        descriptor::layout(&shared.library, stored, element, batch)
     }
 }
