@@ -131,6 +131,14 @@ pub struct Explanation {
     pub refused: Vec<Refusal>,
 }
 
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}", self.engine, self.path, self.why)?;
+        self.details.iter().try_for_each(|detail| write!(f, "\n  * {detail}"))?;
+        self.refused.iter().try_for_each(|refusal| write!(f, "\n{refusal}"))
+    }
+}
+
 /// A plan that cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
