@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use curt::{
-    CacheOptions, CompileCache, DevicePtr, Error, Event, FunctionOptions, KernelArgs, Launch, LaunchViolation, ModuleSource,
-    OutOfBounds, Runtime, RuntimeOptions, Swizzle, TensorMap, TensorMapType, TensorMapViolation,
+    CacheOptions, CompileCache, DevicePtr, Error, Event, FunctionOptions, KernelArgs, Launch, LaunchViolation,
+    ModuleSource, OutOfBounds, Runtime, RuntimeOptions, Swizzle, TensorMap, TensorMapType, TensorMapViolation,
 };
 
 use crate::{Context, Suite};
@@ -182,7 +182,10 @@ fn launch_refusals(cx: &Context<'_>) -> Outcome {
     ensure!(matches!(refused(&nothing, base.shared_bytes(60 << 10))?, Why::SharedTooLarge { .. }));
     if runtime.capabilities().compute_capability.0 >= 9 {
         ensure!(matches!(refused(&nothing, base.cluster([3, 1, 1]))?, Why::PartialCluster { .. }));
-        ensure!(matches!(refused(&nothing, Launch::new([32, 1, 1], [1, 1, 1]).cluster([32, 1, 1]))?, Why::ClusterTooLarge { .. }));
+        ensure!(matches!(
+            refused(&nothing, Launch::new([32, 1, 1], [1, 1, 1]).cluster([32, 1, 1]))?,
+            Why::ClusterTooLarge { .. }
+        ));
     } else {
         ensure!(matches!(refused(&nothing, base.cluster([2, 1, 1]))?, Why::NeedsHopper { .. }));
         ensure!(matches!(refused(&nothing, base.pdl())?, Why::NeedsHopper { .. }));
@@ -218,7 +221,9 @@ fn function_properties(cx: &Context<'_>) -> Outcome {
     unsafe { runtime.launch(&function, &launch, &KernelArgs::new().arg(&address).arg(&word)) }?;
     runtime.synchronize()?;
     match module.function_with_shared("touch_last", most + 1) {
-        Err(Error::InvalidLaunch { why: LaunchViolation::SharedBeyondDevice { limit, .. }, .. }) => ensure!(limit == most),
+        Err(Error::InvalidLaunch { why: LaunchViolation::SharedBeyondDevice { limit, .. }, .. }) => {
+            ensure!(limit == most)
+        }
         other => bail!("{other:?}"),
     }
     Ok(())
@@ -451,8 +456,10 @@ fn out_of_memory(cx: &Context<'_>) -> Outcome {
 }
 
 fn alignment(cx: &Context<'_>) -> Outcome {
-    let buffers: Vec<_> =
-        [1usize, 3, 255, 256, 257, 5000, 1 << 21].iter().map(|&bytes| cx.runtime().alloc(bytes)).collect::<Result<_, _>>()?;
+    let buffers: Vec<_> = [1usize, 3, 255, 256, 257, 5000, 1 << 21]
+        .iter()
+        .map(|&bytes| cx.runtime().alloc(bytes))
+        .collect::<Result<_, _>>()?;
     for (index, buffer) in buffers.iter().enumerate() {
         ensure!(buffer.ptr().is_aligned(256), "{:?}", buffer.ptr());
         ensure!(buffers[..index].iter().all(|other| !other.ptr().overlaps(&buffer.ptr())));
@@ -508,11 +515,15 @@ fn blas_workspace(cx: &Context<'_>) -> Outcome {
 }
 
 fn compile_errors(cx: &Context<'_>) -> Outcome {
-    let source = ModuleSource::new("broken.cu", "#line 7 \"part.cuh\"\nextern \"C\" __global__ void k() { missing(); }\n");
+    let source =
+        ModuleSource::new("broken.cu", "#line 7 \"part.cuh\"\nextern \"C\" __global__ void k() { missing(); }\n");
     match cx.runtime().load(&source) {
         Err(Error::Compile(failure)) => {
             let text = failure.to_string();
-            ensure!(text.contains("part.cuh:7") && text.contains(&cx.runtime().capabilities().arch().to_string()), "{text}");
+            ensure!(
+                text.contains("part.cuh:7") && text.contains(&cx.runtime().capabilities().arch().to_string()),
+                "{text}"
+            );
         }
         other => bail!("{other:?}"),
     }
@@ -596,7 +607,10 @@ fn unload(_cx: &Context<'_>) -> Outcome {
     ensure!(word.read::<u32>()? == [100]);
     increments(&runtime)?;
     let stats = runtime.cache_stats();
-    ensure!(stats.compiled == 1 && stats.memory_hits == 1, "an unloaded module is loaded again, not compiled: {stats:?}");
+    ensure!(
+        stats.compiled == 1 && stats.memory_hits == 1,
+        "an unloaded module is loaded again, not compiled: {stats:?}"
+    );
     Ok(())
 }
 
@@ -604,7 +618,9 @@ fn foreign_handles(_cx: &Context<'_>) -> Outcome {
     let owner = Runtime::new(0)?;
     let (context, stream) = (owner.context_handle(), owner.stream_handle());
     let null = std::ptr::null_mut();
-    for (name, context, stream) in [("both", context, stream), ("no context", null, stream), ("default stream", context, null)] {
+    for (name, context, stream) in
+        [("both", context, stream), ("no context", null, stream), ("default stream", context, null)]
+    {
         // SAFETY: the owner lives longer than the guest and what it makes.
         let guest = unsafe { Runtime::from_raw(context, stream) }.context(name)?;
         ensure!(guest.context_handle() == owner.context_handle(), "{name}");
@@ -736,7 +752,7 @@ const LOAD_BOX: &str = r#"
 struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 
 extern "C" __global__ void load_box(const __grid_constant__ TensorMap map, unsigned short* out, int x, int y) {
-    __shared__ alignas(128) unsigned short staged[ROWS * COLUMNS];
+    __shared__ alignas(1024) unsigned short staged[ROWS * COLUMNS];
     __shared__ alignas(8) unsigned long long barrier;
     unsigned to = (unsigned)__cvta_generic_to_shared(staged);
     unsigned bar = (unsigned)__cvta_generic_to_shared(&barrier);
@@ -797,15 +813,20 @@ fn tensor_maps(cx: &Context<'_>) -> Outcome {
                 let inside = (0..rows as isize).contains(&at_row) && (0..columns as isize).contains(&at_column);
                 let expected = if inside { host[at_row as usize * stride + at_column as usize] } else { 0 };
                 // The swizzle of 128 bytes: pieces of 16 bytes change place within a row by the row's number.
-                let piece = if swizzle == Swizzle::Bytes128 { column / 8 ^ row % 8 } else { column / 8 };
+                let piece = if swizzle == Swizzle::Bytes128 { (column / 8) ^ (row % 8) } else { column / 8 };
                 let value = found[row * COLUMNS + piece * 8 + column % 8];
-                ensure!(value == expected, "{swizzle:?} at ({x}, {y}), row {row} column {column}: {value}, not {expected}");
+                ensure!(
+                    value == expected,
+                    "{swizzle:?} at ({x}, {y}), row {row} column {column}: {value}, not {expected}"
+                );
             }
         }
     }
 
     // What the rules allow, the driver takes.
-    for data_type in [TensorMapType::Bf16, TensorMapType::F16, TensorMapType::F32, TensorMapType::U8, TensorMapType::F64] {
+    for data_type in
+        [TensorMapType::Bf16, TensorMapType::F16, TensorMapType::F32, TensorMapType::U8, TensorMapType::F64]
+    {
         for swizzle in [Swizzle::None, Swizzle::Bytes32, Swizzle::Bytes64, Swizzle::Bytes128] {
             for rank in 1..=5usize {
                 let size = data_type.size() as u64;
@@ -838,7 +859,10 @@ fn tensor_maps(cx: &Context<'_>) -> Outcome {
 fn tensor_map_refusals(cx: &Context<'_>) -> Outcome {
     let runtime = cx.runtime();
     let memory = runtime.alloc(1 << 16)?;
-    let map = TensorMap::builder(TensorMapType::F16, memory.ptr().slice(8, 1000)?).dims(&[100, 1000]).strides(&[200]).box_dims(&[60, 300]);
+    let map = TensorMap::builder(TensorMapType::F16, memory.ptr().slice(8, 1000)?)
+        .dims(&[100, 1000])
+        .strides(&[200])
+        .box_dims(&[60, 300]);
     match map.build(runtime) {
         Err(Error::InvalidTensorMap { violations }) => {
             use TensorMapViolation as Broken;
