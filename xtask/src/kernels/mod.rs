@@ -3,6 +3,7 @@
 //! ptxas tells the registers, shared memory and spills of each kernel. They are compared with a snapshot in the repository, so
 //! that a change that costs occupancy is seen when it is made, on a machine without a GPU.
 
+mod earlier;
 mod snapshot;
 mod usage;
 
@@ -17,9 +18,11 @@ use anyhow::ensure;
 use curt::{Arch, Compiler, ModuleSource};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use self::earlier::Earlier;
 use self::snapshot::Snapshot;
 use self::usage::Usage;
 use crate::nvrtc::{self, Nvrtc};
+use crate::repository;
 use crate::step::Outcome;
 use crate::table::table;
 
@@ -80,9 +83,18 @@ fn suite(args: &Args) -> anyhow::Result<Outcome> {
     };
     let (major, minor) = compiler.version();
     let nvrtc = format!("{major}.{minor}");
-    let results = compile_all(&compiler, &jobs);
+    let earlier = Earlier::open(&repository::target()?.join("kernels/outcomes.jsonl"))?;
+    let results = compile_all(&Compilation { compiler, nvrtc: &nvrtc, earlier: &earlier }, &jobs);
+    let whole = args.filter.is_none() && args.architectures.is_empty();
+    if whole {
+        earlier.forget_others(
+            &jobs.iter().map(|job| earlier::key(&job.source, job.architecture, &nvrtc)).collect::<Vec<_>>(),
+        );
+    }
     println!("{}", show(&results));
-    let mut covered = format!("{} kernels compiled by NVRTC {nvrtc}", results.len());
+    let known = results.iter().filter(|compiled| compiled.took.is_none()).count();
+    let known = if known == 0 { String::new() } else { format!(", {known} of them earlier and unchanged since") };
+    let mut covered = format!("{} kernels compiled by NVRTC {nvrtc}{known}", results.len());
     let mut faults: Vec<String> = results.iter().flat_map(Compiled::faults).collect();
     if args.bless && faults.is_empty() {
         Snapshot::of(&results, nvrtc).write()?;
@@ -90,7 +102,7 @@ fn suite(args: &Args) -> anyhow::Result<Outcome> {
     } else if args.check {
         let snapshot = Snapshot::read()?;
         if snapshot.nvrtc == nvrtc {
-            faults.extend(snapshot.compare(&results, args.filter.is_none() && args.architectures.is_empty()));
+            faults.extend(snapshot.compare(&results, whole));
         } else {
             covered += &format!(" (not compared with the snapshot, which is of NVRTC {})", snapshot.nvrtc);
         }
@@ -134,7 +146,8 @@ struct Compiled {
     variant: String,
     tuned: bool,
     architecture: &'static str,
-    took: Duration,
+    /// Nothing where an earlier run did it.
+    took: Option<Duration>,
     /// Usage and warnings, or why it does not compile.
     result: Result<(Usage, Vec<String>), String>,
 }
@@ -160,7 +173,14 @@ impl Compiled {
     }
 }
 
-fn compile_all(compiler: &Compiler, jobs: &[Job]) -> Vec<Compiled> {
+/// What jobs are done with.
+struct Compilation<'a> {
+    compiler: Compiler,
+    nvrtc: &'a str,
+    earlier: &'a Earlier,
+}
+
+fn compile_all(compilation: &Compilation<'_>, jobs: &[Job]) -> Vec<Compiled> {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     let progress = ProgressBar::new(jobs.len() as u64).with_style(style);
@@ -174,7 +194,7 @@ fn compile_all(compiler: &Compiler, jobs: &[Job]) -> Vec<Compiled> {
                     jobs.get(index).map(|job| (index, job))
                 } {
                     progress.set_message(format!("{} {}", job.variant, job.architecture));
-                    let compiled = compile(compiler, job);
+                    let compiled = compilation.compile(job);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((index, compiled));
                     progress.inc(1);
                 }
@@ -187,22 +207,35 @@ fn compile_all(compiler: &Compiler, jobs: &[Job]) -> Vec<Compiled> {
     done.into_iter().map(|(_, compiled)| compiled).collect()
 }
 
-fn compile(compiler: &Compiler, job: &Job) -> Compiled {
-    let begun = Instant::now();
-    let result = Arch::from_str(job.architecture)
-        .map_err(|error| error.to_string())
-        .and_then(|arch| compiler.compile(&job.source, arch).map_err(|error| error.to_string()))
-        .and_then(|cubin| {
-            let usage = Usage::most(&cubin.resources())
-                .ok_or_else(|| format!("the compiler's log does not say what the kernel uses:\n{}", cubin.log))?;
-            Ok((usage, cubin.warnings().iter().map(ToString::to_string).collect()))
-        });
-    Compiled {
-        variant: job.variant.clone(),
-        tuned: job.tuned,
-        architecture: job.architecture,
-        took: begun.elapsed(),
-        result,
+impl Compilation<'_> {
+    fn compile(&self, job: &Job) -> Compiled {
+        let key = earlier::key(&job.source, job.architecture, self.nvrtc);
+        let (took, outcome) = match self.earlier.get(&key) {
+            Some(outcome) => (None, Ok(outcome.clone())),
+            None => {
+                let begun = Instant::now();
+                let outcome = self.compile_now(job);
+                if let Ok(outcome) = &outcome {
+                    self.earlier.keep(&key, outcome);
+                }
+                (Some(begun.elapsed()), outcome)
+            }
+        };
+        Compiled {
+            variant: job.variant.clone(),
+            tuned: job.tuned,
+            architecture: job.architecture,
+            took,
+            result: outcome.map(|outcome| (outcome.usage, outcome.warnings)),
+        }
+    }
+
+    fn compile_now(&self, job: &Job) -> Result<earlier::Outcome, String> {
+        let arch = Arch::from_str(job.architecture).map_err(|error| error.to_string())?;
+        let cubin = self.compiler.compile(&job.source, arch).map_err(|error| error.to_string())?;
+        let usage = Usage::most(&cubin.resources())
+            .ok_or_else(|| format!("the compiler's log does not say what the kernel uses:\n{}", cubin.log))?;
+        Ok(earlier::Outcome { usage, warnings: cubin.warnings().iter().map(ToString::to_string).collect() })
     }
 }
 
@@ -222,7 +255,7 @@ fn show(results: &[Compiled]) -> String {
         };
         let mut row = vec![compiled.variant.clone(), compiled.architecture.to_owned()];
         row.extend(numbers);
-        row.push(format!("{:.2}", compiled.took.as_secs_f64()));
+        row.push(compiled.took.map_or("earlier".to_owned(), |took| format!("{:.2}", took.as_secs_f64())));
         table.add_row(row);
     }
     table.to_string()
@@ -253,7 +286,7 @@ mod tests {
             variant: variant.to_owned(),
             tuned: true,
             architecture: "sm_90a",
-            took: Duration::ZERO,
+            took: None,
             result: Ok((usage, Vec::new())),
         }
     }

@@ -26,7 +26,7 @@ const ABOVE_ALL_LAYERS: &[&str] = &["cuattn-tests", "cuattn-benches", "xtask"];
 /// Dependencies that only the named crates may have, and why.
 const RESERVED: &[(&str, &[&str], &str)] = &[
     ("libloading", &["curt"], "only curt loads shared libraries"),
-    ("cudarc", &["curt", "curt-blaslt"], "the CUDA bindings stay below the runtime"),
+    ("cudarc", &["curt", "curt-blaslt", "cuattn-tests"], "the CUDA bindings stay below the runtime"),
 ];
 
 /// Tools that a library crate may use in tests, benches and examples only.
