@@ -96,6 +96,8 @@ pub struct Softmax {
     pub element: Element,
     /// How threads share rows.
     pub shape: RowShape,
+    /// Whether every row sees every key. Then there is no bias and no score modification either.
+    pub every_key: bool,
     /// What the bias is.
     pub bias: BiasKind,
     /// Whether there is a softcap.
@@ -109,11 +111,12 @@ pub struct Softmax {
 }
 
 impl Softmax {
-    /// Plain softmax over rows of `keys` scores.
+    /// Plain softmax over rows of `keys` scores, all of them seen.
     pub fn plain(element: Element, keys: usize) -> Self {
         Self {
             element,
             shape: RowShape::for_keys(keys),
+            every_key: true,
             bias: BiasKind::None,
             softcap: false,
             score_mod: None,
@@ -137,6 +140,7 @@ impl Softmax {
             .define("ELEMENT", self.element as u32)
             .define("BIAS", self.bias as u32)
             .define("STAGE", self.stage as u32)
+            .define_if(self.every_key, "EVERY_KEY")
             .define_if(self.stage_f32, "STAGE_F32")
             .define_if(self.softcap, "SOFTCAP")
             .score_mod(self.score_mod.as_deref())
@@ -283,10 +287,12 @@ pub fn variants() -> Vec<Variant> {
                 RowShape::Registers { team, values, .. } => format!("softmax/registers {of} {team}x{values}"),
                 RowShape::Streaming { team } => format!("softmax/streaming {of} {team}"),
             };
-            push(name, Softmax { shape, ..Softmax::plain(element, 1) }.source());
+            let plain = Softmax { shape, ..Softmax::plain(element, 1) };
+            push(format!("{name} masked"), Softmax { every_key: false, ..plain.clone() }.source());
+            push(name, plain.source());
         }
         for (keys, shape) in [(4096, "registers"), (1 << 20, "streaming")] {
-            let plain = Softmax::plain(element, keys);
+            let plain = Softmax { every_key: false, ..Softmax::plain(element, keys) };
             for (bias, name) in
                 [(BiasKind::Element, "bias"), (BiasKind::F32, "f32 bias"), (BiasKind::Boolean, "boolean bias")]
             {

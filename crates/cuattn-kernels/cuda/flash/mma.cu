@@ -200,6 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_mma(c
       if (block > first_block) BiasTile::load(warp_scratch, p, tile, block - 1);
     }
     const RowResult result = state.finish(p, place);
+    cp_async_wait<0>();  // without a block to compute, the queries are still on their way to where the output is staged
     if (!__syncthreads_or(!selecting && !o.is_finite())) {
       write_output(p, tile, o, result, q_tile);
       break;

@@ -7,21 +7,36 @@
 #include "flash/simt_products.cuh"
 #include "flash/simt_softmax.cuh"
 
-// Writes the lane's part of o, and, of one block of columns, the log-sum-exp.
-DEVICE void write_output(const FlashParams& p, const Tile& tile, Output& o, const SoftmaxState& state, const RowPlace* places,
-                         const Lane& lane, int first_column) {
+// What a block computes: rows of a head unit, and columns of v.
+struct BlockPlace {
+  Tile tile;
+  int first_column;
+
+  DEVICE BlockPlace(const FlashParams& p, int block) {
+    const int splits = ceil_div(p.v_head_dim, V_COLUMNS), number = block / splits;
+    tile = tile_at(p, number, BLOCK_ROWS);
+    first_column = (block - number * splits) * V_COLUMNS;
+  }
+};
+
+// Writes the lane's part of o, and, of one block of columns, the log-sum-exp. Finds its place anew, since the main loop needs the
+// registers that would remember it.
+DEVICE void write_output(const FlashParams& p, Output& o, const SoftmaxState& state, const RowPlace* places) {
+  const Lane lane(computed_here(threadIdx.x));
+  const BlockPlace block(p, computed_here(blockIdx.x));
+  const Tile& tile = block.tile;
   const bool whole = whole_pieces(p.o, p.o_strides);
   UNROLL for (int i = 0; i < LANE_ROWS; ++i) {
     const int r = lane.first_row + i * ROW_LANES;
     const RowPlace place = places[r];
     const RowResult result = state.finish(i, p.sinks != nullptr ? p.sinks[place.head] : -INFINITY_F32);
     if (tile.first_row + r >= p.mask.q_len * p.pack) continue;
-    if (p.log_sum_exp != nullptr && first_column == 0 && lane.column == 0)
+    if (p.log_sum_exp != nullptr && block.first_column == 0 && lane.column == 0)
       p.log_sum_exp[((i64)tile.batch * p.q_heads + place.head) * p.mask.q_len + place.row] = result.log_sum_exp;
     Scalar* row = static_cast<Scalar*>(p.o) + tile.batch * p.o_strides.batch + place.head * p.o_strides.head + place.row * p.o_strides.row;
     o.scale_row(i, result.factor);
     UNROLL for (int j = 0; j < LANE_PIECES; ++j) {
-      const int column = first_column + (lane.column + j * COLUMN_LANES) * 4, count = p.v_head_dim - column;
+      const int column = block.first_column + (lane.column + j * COLUMN_LANES) * 4, count = p.v_head_dim - column;
       PackedPiece packed;
       UNROLL for (int e = 0; e < 4; ++e) packed.at[e] = Element::store(o.at[i][j].at[e]);
       if (whole && count >= 4) {
@@ -37,11 +52,10 @@ DEVICE void write_output(const FlashParams& p, const Tile& tile, Output& o, cons
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_simt(const __grid_constant__ FlashParams p) {
   extern __shared__ __align__(128) float shared[];
   const SharedTiles tiles(shared);
-  const Lane lane;
+  const Lane lane(threadIdx.x);
 
-  const int splits = ceil_div(p.v_head_dim, V_COLUMNS), number = blockIdx.x / splits;
-  const int first_column = (blockIdx.x - number * splits) * V_COLUMNS;
-  const Tile tile = tile_at(p, number, BLOCK_ROWS);
+  const BlockPlace place(p, blockIdx.x);
+  const Tile& tile = place.tile;
   const Sequence sequence = load_sequence(p.mask, tile.batch);
   const RowSpan span(p, sequence, tile.first_row, BLOCK_ROWS);
   const int first_block = span.any.begin / BLOCK_KEYS, end_block = ceil_div(span.any.end, BLOCK_KEYS);
@@ -67,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_simt(
   };
   const auto load_v = [&](int block) {
     const KeyRows rows = {v, p.v_strides.row, block * BLOCK_KEYS, sequence.kv_len};
-    load_tile(TileCopy<BLOCK_KEYS, V_COLUMNS, KeyRows>{tiles.v, rows, first_column, p.v_head_dim}, v_whole, [](int) { return 0; });
+    load_tile(TileCopy<BLOCK_KEYS, V_COLUMNS, KeyRows>{tiles.v, rows, place.first_column, p.v_head_dim}, v_whole, [](int) { return 0; });
   };
 
   Output o;
@@ -123,5 +137,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_simt(
     cp_async_wait<0>();
     if (!__syncthreads_or(!selecting && !o.is_finite())) break;
   }
-  write_output(p, tile, o, state, tiles.places, lane, first_column);
+  write_output(p, o, state, tiles.places);
 }

@@ -28,11 +28,11 @@ struct Lane {
   int row, column;  // its place in the grid of lanes
   int first_row;    // its first row in the block; the others follow ROW_LANES apart
 
-  DEVICE Lane() {
-    const int lane = threadIdx.x & 31;
+  DEVICE explicit Lane(int thread) {
+    const int lane = thread & 31;
     row = ROW_LANES == 1 ? 0 : ROW_LANES == 2 ? lane & 1 : (lane & 1) | (lane >> 4) << 1;
     column = ROW_LANES == 1 ? lane : (lane >> 1) & (COLUMN_LANES - 1);
-    first_row = (threadIdx.x >> 5) * WARP_ROWS + row;
+    first_row = (thread >> 5) * WARP_ROWS + row;
   }
 };
 

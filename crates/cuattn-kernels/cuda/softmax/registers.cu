@@ -43,13 +43,12 @@ extern "C" __global__ void __launch_bounds__(TEAM * ROWS, 1) softmax_registers(c
   sum = reduce_team<Sum, TEAM>(sum) + exp_of(sink_of(p, row) - max);
   if (first_key == 0) store_log_sum_exp(p, row, max, sum);
 
-  const Normaliser normaliser(max, sum);
+  const Normaliser normaliser(sum, p.probability_scale);
   UNROLL for (int i = 0; i < VECTORS; i++) {
     const int key = first_key + i * TEAM * 4;
     UNROLL for (int j = 0; j < 4; j++) {
-      x[i][j] = normaliser.probability(x[i][j]);
-      store_probability_stage(p, row, key + j, x[i][j]);
-      x[i][j] *= p.probability_scale;
+      store_probability_stage(p, row, normaliser, key + j, x[i][j]);
+      x[i][j] = Normaliser::times(x[i][j], normaliser.stored);
     }
     if (key < p.chunk.leading) store_probabilities(scores, key, x[i]);
   }

@@ -15,6 +15,8 @@ typedef F32 StageElement;
 typedef Element StageElement;
 #endif
 
+// EVERY_KEY is defined where every row sees every key: then no mask is looked at, and probabilities need no mark of one.
+
 // Mirrored by SoftmaxParams in src/softmax.rs.
 struct SoftmaxParams {
   ScoreParams score;
@@ -36,8 +38,12 @@ struct Row {
 #endif
 };
 
+// Which row it is: some divisions, and not needed for plain attention.
 DEVICE Row load_row(const SoftmaxParams& p, int index) {
-  Row row;
+  Row row = {};
+#if defined(EVERY_KEY) && STAGE == STAGE_NONE
+  if (!p.sinks && !p.log_sum_exp) return row;
+#endif
   row.place = place_of(p.chunk, index);
   const RowPlace at = row.place;
   row.keys = visible_keys(load_sequence(p.mask, at.batch), at.query);
@@ -51,7 +57,12 @@ DEVICE Row load_row(const SoftmaxParams& p, int index) {
 // The score that meets the softmax: -inf where the key is masked. A masked key's q.k is not looked at, whatever it is, and nothing
 // that a user's function or bias would be asked for lies outside their arrays.
 DEVICE float masked_score(const SoftmaxParams& p, const Row& row, int key, float qk) {
-  if (!row.keys.contains(key)) return -INFINITY_F32;
+#ifdef EVERY_KEY
+  const bool visible = key < p.mask.kv_len;
+#else
+  const bool visible = row.keys.contains(key);
+#endif
+  if (!visible) return -INFINITY_F32;
   float score = finished_score(p.score, qk, row.place.batch, row.place.head, row.place.query, key);
 #ifdef SCORE_MOD
   if (score == -INFINITY_F32) return score;  // the user masks the key: no bias brings it back
@@ -81,12 +92,6 @@ DEVICE void store_score_stage(const SoftmaxParams& p, const Row& row, int key, f
 #endif
 }
 
-DEVICE void store_probability_stage(const SoftmaxParams& p, const Row& row, int key, float probability) {
-#if STAGE == STAGE_PROBABILITIES
-  store_stage(p, row, key, is_masked(probability) ? 0.f : probability);
-#endif
-}
-
 // e^x for x <= 0. Float32 results keep every digit; 16-bit ones lose none by the fast instruction.
 DEVICE float exp_of(float x) {
 #if ELEMENT == ELEMENT_F32
@@ -98,7 +103,14 @@ DEVICE float exp_of(float x) {
 
 // exp(score - max) of a visible key, MASKED_PROBABILITY of a masked one.
 DEVICE float exponential(float score, float max) {
+#if !defined(EVERY_KEY)
   return score == -INFINITY_F32 ? MASKED_PROBABILITY : exp_of(score - max);
+#elif ELEMENT == ELEMENT_F32
+  return exp_of(score - max);
+#else
+  // One fused operation. A bias near the lowest float would overflow here, but there is none where every key is seen.
+  return exp2_approx(fmaf(score, LOG2E, -max * LOG2E));
+#endif
 }
 
 // Four keys of a row, from `key` on. `row` is the row's first float, as Chunk::scores has it.
@@ -116,16 +128,29 @@ DEVICE void store_probabilities(float* row, int key, const float (&x)[4]) {
 #endif
 }
 
-// What remains of a row once its maximum and sum are known.
+// What turns a row's exponentials into probabilities.
 struct Normaliser {
-  float max;      // finite, or +inf or NaN where the row's own scores are
   float inverse;  // 1 / sum; 0 for a row that sees no key
+  float stored;   // the same with the factor of stored probabilities
 
-  DEVICE Normaliser(float max, float sum) : max(max), inverse(sum == 0.f ? 0.f : 1.f / sum) {}
+  DEVICE Normaliser(float sum, float scale) : inverse(sum == 0.f ? 0.f : 1.f / sum), stored(inverse * scale) {}
 
   // A masked key stays masked even where the row's sum is NaN.
-  DEVICE float probability(float exponential) const { return is_masked(exponential) ? exponential : exponential * inverse; }
+  static DEVICE float times(float exponential, float factor) {
+#ifdef EVERY_KEY
+    return exponential * factor;
+#else
+    return is_masked(exponential) ? exponential : exponential * factor;
+#endif
+  }
 };
+
+// Hands out a probability; a masked one is plain zero.
+DEVICE void store_probability_stage(const SoftmaxParams& p, const Row& row, const Normaliser& n, int key, float exponential) {
+#if STAGE == STAGE_PROBABILITIES
+  store_stage(p, row, key, is_masked(exponential) ? 0.f : Normaliser::times(exponential, n.inverse));
+#endif
+}
 
 // The maximum to subtract: 0 for a row that sees no key, where -inf - -inf would be NaN.
 DEVICE float subtracted(float max) { return max == -INFINITY_F32 ? 0.f : max; }

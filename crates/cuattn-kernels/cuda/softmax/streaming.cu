@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, 1) softmax_streaming(const __
   const float sum = reduce_team<Sum, TEAM>(own_sum * exp_of(own_max - max)) + exp_of(sink - max);
   if (threadIdx.x == 0) store_log_sum_exp(p, row, max, sum);
 
-  const Normaliser normaliser(max, sum);
+  const Normaliser normaliser(sum, p.probability_scale);
   for (int tile = 0; tile < leading; tile += TILE) {
     const int key = tile + first_key;
     float x[4];
@@ -43,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(TEAM, 1) softmax_streaming(const __
     __syncthreads();  // 16-bit probabilities of this tile overwrite scores that other threads read just now
     if (key >= leading) continue;
     UNROLL for (int j = 0; j < 4; j++) {
-      x[j] = normaliser.probability(exponential(masked_score(p, row, key + j, x[j]), max));
-      store_probability_stage(p, row, key + j, x[j]);
-      x[j] *= p.probability_scale;
+      x[j] = exponential(masked_score(p, row, key + j, x[j]), max);
+      store_probability_stage(p, row, normaliser, key + j, x[j]);
+      x[j] = Normaliser::times(x[j], normaliser.stored);
     }
     store_probabilities(scores, key, x);
   }
