@@ -228,3 +228,60 @@ fn a_report_shows_what_is_there() {
     cuBLASLt  CUDA 13.2 at DIR/libcublasLt.so.13
     ");
 }
+
+#[test]
+fn numbers_and_layouts_are_those_of_the_header() {
+    use cudarc::driver::sys as header;
+    use header::{CUdevice_attribute as device, CUfunction_attribute as function, CUmemPool_attribute as pool};
+
+    macro_rules! same {
+        ($($ours:expr => $theirs:expr),* $(,)?) => { $(assert_eq!($ours as i64, $theirs as i64, stringify!($theirs));)* };
+    }
+    same! {
+        device_attribute::MAX_THREADS_PER_BLOCK => device::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        device_attribute::CLOCK_RATE => device::CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
+        device_attribute::MULTIPROCESSOR_COUNT => device::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        device_attribute::MEMORY_CLOCK_RATE => device::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+        device_attribute::L2_CACHE_SIZE => device::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+        device_attribute::COMPUTE_CAPABILITY_MAJOR => device::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        device_attribute::COMPUTE_CAPABILITY_MINOR => device::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        device_attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => device::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+        device_attribute::MAX_REGISTERS_PER_MULTIPROCESSOR => device::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
+        device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => device::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        device_attribute::MEMORY_POOLS_SUPPORTED => device::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+        function_attribute::MAX_THREADS_PER_BLOCK => function::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        function_attribute::SHARED_SIZE_BYTES => function::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+        function_attribute::LOCAL_SIZE_BYTES => function::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+        function_attribute::NUM_REGS => function::CU_FUNC_ATTRIBUTE_NUM_REGS,
+        function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES => function::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+        function_attribute::NON_PORTABLE_CLUSTER_SIZE_ALLOWED => function::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+        pool_attribute::RELEASE_THRESHOLD => pool::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+        pool_attribute::RESERVED_MEM_CURRENT => pool::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+        pool_attribute::USED_MEM_CURRENT => pool::CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+        SUCCESS => header::CUresult::CUDA_SUCCESS,
+        ERROR_OUT_OF_MEMORY => header::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        ERROR_STUB_LIBRARY => header::CUresult::CUDA_ERROR_STUB_LIBRARY,
+        ERROR_NO_DEVICE => header::CUresult::CUDA_ERROR_NO_DEVICE,
+        ERROR_INVALID_IMAGE => header::CUresult::CUDA_ERROR_INVALID_IMAGE,
+        ERROR_NO_BINARY_FOR_GPU => header::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+        ERROR_UNSUPPORTED_PTX_VERSION => header::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        ERROR_NOT_FOUND => header::CUresult::CUDA_ERROR_NOT_FOUND,
+        ERROR_NOT_READY => header::CUresult::CUDA_ERROR_NOT_READY,
+        ERROR_CAPTURE_IMPLICIT => header::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+        STREAM_NON_BLOCKING => header::CUstream_flags::CU_STREAM_NON_BLOCKING,
+        CAPTURE_STATUS_NONE => header::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        CAPTURE_MODE_THREAD_LOCAL => header::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        LaunchAttribute::cooperative().id => header::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        LaunchAttribute::cluster([1; 3]).id => header::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        LaunchAttribute::programmatic_stream_serialization().id
+            => header::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        size_of::<LaunchConfig>() => size_of::<header::CUlaunchConfig>(),
+        std::mem::offset_of!(LaunchConfig, stream) => std::mem::offset_of!(header::CUlaunchConfig, hStream),
+        std::mem::offset_of!(LaunchConfig, attributes) => std::mem::offset_of!(header::CUlaunchConfig, attrs),
+        size_of::<LaunchAttribute>() => size_of::<header::CUlaunchAttribute>(),
+        std::mem::offset_of!(LaunchAttribute, value) => std::mem::offset_of!(header::CUlaunchAttribute, value),
+        size_of::<PoolProperties>() => size_of::<header::CUmemPoolProps>(),
+        std::mem::offset_of!(PoolProperties, location_type) => std::mem::offset_of!(header::CUmemPoolProps, location),
+        size_of::<crate::TensorMap>() => size_of::<header::CUtensorMap>(),
+    }
+}

@@ -324,3 +324,16 @@ fn copies_are_checked_against_lengths() {
     // SAFETY: it is refused.
     assert!(unsafe { runtime.dtod(buffer.ptr(), buffer.ptr(), 11) }.is_err());
 }
+
+#[test]
+fn everything_goes_between_threads() {
+    fn between_threads<T: Send + Sync + 'static>() {}
+    between_threads::<Runtime>();
+    between_threads::<Module>();
+    between_threads::<Function>();
+    between_threads::<Event>();
+    between_threads::<Graph>();
+    between_threads::<GpuTimer>();
+    between_threads::<DeviceBuffer>();
+    between_threads::<PinnedBuffer>();
+}

@@ -111,3 +111,37 @@ fn a_null_address_and_extents_beyond_all_numbers_are_refused() {
     let huge = plain().dims(&[u64::MAX; 5]).strides(&[u64::MAX; 4]).box_dims(&[64; 5]);
     assert!(huge.validate().is_err());
 }
+
+#[test]
+fn numbers_are_those_of_the_header() {
+    use cudarc::driver::sys::{
+        CUtensorMapDataType as data_type, CUtensorMapFloatOOBfill as fill, CUtensorMapInterleave as interleave,
+        CUtensorMapL2promotion as promotion, CUtensorMapSwizzle as swizzle,
+    };
+    for (ours, theirs) in [
+        (TensorMapType::U8, data_type::CU_TENSOR_MAP_DATA_TYPE_UINT8),
+        (TensorMapType::U16, data_type::CU_TENSOR_MAP_DATA_TYPE_UINT16),
+        (TensorMapType::U32, data_type::CU_TENSOR_MAP_DATA_TYPE_UINT32),
+        (TensorMapType::I32, data_type::CU_TENSOR_MAP_DATA_TYPE_INT32),
+        (TensorMapType::U64, data_type::CU_TENSOR_MAP_DATA_TYPE_UINT64),
+        (TensorMapType::I64, data_type::CU_TENSOR_MAP_DATA_TYPE_INT64),
+        (TensorMapType::F16, data_type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
+        (TensorMapType::F32, data_type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32),
+        (TensorMapType::F64, data_type::CU_TENSOR_MAP_DATA_TYPE_FLOAT64),
+        (TensorMapType::Bf16, data_type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+    ] {
+        assert_eq!(ours.code(), theirs as i32, "{ours:?}");
+    }
+    assert_eq!(Swizzle::None as i32, swizzle::CU_TENSOR_MAP_SWIZZLE_NONE as i32);
+    assert_eq!(Swizzle::Bytes32 as i32, swizzle::CU_TENSOR_MAP_SWIZZLE_32B as i32);
+    assert_eq!(Swizzle::Bytes64 as i32, swizzle::CU_TENSOR_MAP_SWIZZLE_64B as i32);
+    assert_eq!(Swizzle::Bytes128 as i32, swizzle::CU_TENSOR_MAP_SWIZZLE_128B as i32);
+    assert_eq!(Interleave::Bytes16 as i32, interleave::CU_TENSOR_MAP_INTERLEAVE_16B as i32);
+    assert_eq!(Interleave::Bytes32 as i32, interleave::CU_TENSOR_MAP_INTERLEAVE_32B as i32);
+    assert_eq!(L2Promotion::None as i32, promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE as i32);
+    assert_eq!(L2Promotion::Bytes64 as i32, promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_64B as i32);
+    assert_eq!(L2Promotion::Bytes128 as i32, promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B as i32);
+    assert_eq!(L2Promotion::Bytes256 as i32, promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as i32);
+    assert_eq!(OutOfBounds::Zero as i32, fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as i32);
+    assert_eq!(OutOfBounds::Nan as i32, fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA as i32);
+}
