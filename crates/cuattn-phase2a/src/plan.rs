@@ -172,6 +172,7 @@ impl ProductSteps {
         options: Options,
     ) -> Result<Self, PlanError> {
         let softmax = Softmax {
+            every_key: !may_mask(problem),
             bias: element.bias(problem.mask.bias.map(|bias| bias.kind)),
             softcap: problem.softcap.is_some(),
             score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
