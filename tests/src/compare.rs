@@ -1,6 +1,6 @@
 //! How far a result is from the reference, and how far it may be.
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use cuattn_core::DType;
 
 /// The distance of one tensor from its reference.
@@ -112,11 +112,11 @@ pub fn log_sum_exp(actual: &[f32], expected: &[f64], tolerance: f64) -> anyhow::
             continue;
         }
         let error = (f64::from(actual) - expected).abs() / expected.abs().max(1.0);
-        if !(error <= tolerance) {
-            bail!(
-                "log-sum-exp of row {row} is {actual}, expected {expected}: off by {error:.3e} (at most {tolerance:.1e})"
-            );
-        }
+        // Written so that a NaN fails.
+        ensure!(
+            error <= tolerance,
+            "log-sum-exp of row {row} is {actual}, expected {expected}: off by {error:.3e} (at most {tolerance:.1e})"
+        );
         worst = worst.max(error);
     }
     Ok(worst)

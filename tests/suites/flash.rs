@@ -419,7 +419,7 @@ fn no_score_tensor(cx: &Context<'_>) -> anyhow::Result<()> {
     unsafe { plan.launch(&operands, DevicePtr::default())? };
     runtime.synchronize()?;
     let (free_after, _) = runtime.memory_info()?;
-    let peak = runtime.memory_stats().peak_used_bytes as usize;
+    let peak = runtime.memory_stats().peak_used_bytes;
     let asked = extents.q + extents.k + extents.v + extents.o + plan.workspace().bytes;
     ensure!(peak <= asked + 4 * 256, "peak {peak} bytes, operands and workspace are {asked}");
     let grown = free_before.saturating_sub(free_after);

@@ -11,7 +11,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("curt", &[]),
     ("curt-blaslt", &["curt"]),
     ("cuattn-kernels", &[]),
-    ("cuattn-core", &["curt"]),
+    // Core writes problems into the structs that kernels take: one lowering for all engines.
+    ("cuattn-core", &["curt", "cuattn-kernels"]),
     ("cuattn-phase2a", &["curt", "curt-blaslt", "cuattn-core", "cuattn-kernels"]),
     ("cuattn-flash", &["curt", "cuattn-core", "cuattn-kernels"]),
     ("cuattn-varlen", &["curt", "cuattn-core", "cuattn-kernels"]),
