@@ -2,7 +2,8 @@
 
 use crate::{Bias, BiasKind, Reason, Refusal, Shape};
 
-/// What happens to a bias whose key dimension is shorter than `kv_len`. The other dimensions must be 1 or full either way.
+/// What happens to a bias whose key dimension is shorter than `kv_len`. The other dimensions must be 1 or full either
+/// way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BroadcastRule {
     /// A key dimension of 1 holds for every key; any other short one is refused.

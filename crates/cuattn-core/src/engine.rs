@@ -62,7 +62,8 @@ pub struct Operands {
     pub page_table: Option<DevicePtr>,
 }
 
-/// Device operands of one launch of a packed [`VarlenProblem`]. Pointers carry their lengths in bytes, which are checked.
+/// Device operands of one launch of a packed [`VarlenProblem`]. Pointers carry their lengths in bytes, which are
+/// checked.
 ///
 /// `None` is right exactly where the problem does not ask for the operand; `schedule` alone is the caller's choice.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,7 +74,8 @@ pub struct VarlenOperands {
     pub k: DevicePtr,
     /// Values, `[total_kv, kv_heads, v_head_dim]`, or their pages.
     pub v: DevicePtr,
-    /// Output, `[total_q, q_heads, v_head_dim]`. Must not overlap any input. Tokens of no sequence are left as they are.
+    /// Output, `[total_q, q_heads, v_head_dim]`. Must not overlap any input. Tokens of no sequence are left as they
+    /// are.
     pub o: DevicePtr,
     /// Where each query sequence starts, `[batch + 1]`.
     pub cu_seqlens_q: DevicePtr,
@@ -91,7 +93,8 @@ pub struct VarlenOperands {
     pub score_mod_buffers: [Option<DevicePtr>; crate::MAX_SCORE_MOD_BUFFERS],
     /// Page table, `i32 [batch, max_pages]`.
     pub page_table: Option<DevicePtr>,
-    /// A work list that [`VarlenPlan::build_schedule`] has made from the same lengths. Without it the launch makes its own.
+    /// A work list that [`VarlenPlan::build_schedule`] has made from the same lengths. Without it the launch makes its
+    /// own.
     pub schedule: Option<DevicePtr>,
     /// Where a `u32` of [`crate::OffsetFaults`] is written.
     pub status: Option<DevicePtr>,
@@ -109,8 +112,8 @@ pub struct WorkspaceSize {
 /// What a launch computes and moves, for tracing and benches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Floating-point operations of the two products over visible pairs: `2 * pairs * (head_dim + v_head_dim)`. Lengths on the
-    /// device and biases count as if everything were visible.
+    /// Floating-point operations of the two products over visible pairs: `2 * pairs * (head_dim + v_head_dim)`. Lengths
+    /// on the device and biases count as if everything were visible.
     pub flops: f64,
     /// Bytes of inputs read once and outputs written once.
     pub bytes: f64,
@@ -189,18 +192,20 @@ pub trait Plan: Send + Sync + fmt::Debug {
     /// Why it is what it is.
     fn explain(&self) -> Explanation;
 
-    /// Enqueues the computation on the runtime's stream and returns at once. Never allocates, compiles, synchronises or reads
-    /// back, so it can be captured into a graph. Checks operand extents and the workspace before anything is enqueued.
+    /// Enqueues the computation on the runtime's stream and returns at once. Never allocates, compiles, synchronises or
+    /// reads back, so it can be captured into a graph. Checks operand extents and the workspace before anything is
+    /// enqueued.
     ///
     /// # Errors
     ///
-    /// [`LaunchError::Refused`] with every operand that is missing, too small or not asked for, and where `workspace` is too
-    /// small or misaligned; [`LaunchError::Runtime`] where the driver refuses.
+    /// [`LaunchError::Refused`] with every operand that is missing, too small or not asked for, and where `workspace`
+    /// is too small or misaligned; [`LaunchError::Runtime`] where the driver refuses.
     ///
     /// # Safety
     ///
-    /// Every pointer must be device memory of the plan's context, valid for its stated length until the stream has passed
-    /// this launch; outputs and workspace must not be used by other work that is not ordered against this stream.
+    /// Every pointer must be device memory of the plan's context, valid for its stated length until the stream has
+    /// passed this launch; outputs and workspace must not be used by other work that is not ordered against this
+    /// stream.
     unsafe fn launch(&self, operands: &Operands, workspace: DevicePtr) -> Result<(), LaunchError>;
 }
 
@@ -216,7 +221,8 @@ pub trait VarlenEngine: Send + Sync {
     fn plan(&self, runtime: &Runtime, problem: &VarlenProblem) -> Result<Box<dyn VarlenPlan>, PlanError>;
 }
 
-/// A packed problem made ready for one device and stream. One plan, and one captured graph, serves any lengths within its totals.
+/// A packed problem made ready for one device and stream. One plan, and one captured graph, serves any lengths within
+/// its totals.
 pub trait VarlenPlan: Send + Sync + fmt::Debug {
     /// The problem it was made for.
     fn problem(&self) -> &VarlenProblem;
@@ -224,8 +230,8 @@ pub trait VarlenPlan: Send + Sync + fmt::Debug {
     /// The scratch memory that each launch must be given.
     fn workspace(&self) -> WorkspaceSize;
 
-    /// The memory of a work list that can be built once and used by every launch with the same lengths, as by all layers of one
-    /// step. 0 bytes where a launch needs none.
+    /// The memory of a work list that can be built once and used by every launch with the same lengths, as by all
+    /// layers of one step. 0 bytes where a launch needs none.
     fn schedule(&self) -> WorkspaceSize;
 
     /// What a launch computes and moves, were every sequence of equal length: lengths are known to the device only.
@@ -234,31 +240,32 @@ pub trait VarlenPlan: Send + Sync + fmt::Debug {
     /// Why it is what it is.
     fn explain(&self) -> Explanation;
 
-    /// Enqueues the making of a work list from the lengths that are in `operands` when the stream gets there. Reads nothing
-    /// else of `operands`, and does nothing where [`VarlenPlan::schedule`] is 0 bytes.
+    /// Enqueues the making of a work list from the lengths that are in `operands` when the stream gets there. Reads
+    /// nothing else of `operands`, and does nothing where [`VarlenPlan::schedule`] is 0 bytes.
     ///
     /// # Errors
     ///
-    /// [`LaunchError::Refused`] where the arrays of lengths or `schedule` do not fit; [`LaunchError::Runtime`] where the driver
-    /// refuses.
+    /// [`LaunchError::Refused`] where the arrays of lengths or `schedule` do not fit; [`LaunchError::Runtime`] where
+    /// the driver refuses.
     ///
     /// # Safety
     ///
     /// As for [`VarlenPlan::launch`].
     unsafe fn build_schedule(&self, operands: &VarlenOperands, schedule: DevicePtr) -> Result<(), LaunchError>;
 
-    /// Enqueues the computation on the runtime's stream and returns at once. Never allocates, compiles, synchronises or reads
-    /// back, so it can be captured into a graph. Checks operand extents and the workspace before anything is enqueued.
+    /// Enqueues the computation on the runtime's stream and returns at once. Never allocates, compiles, synchronises or
+    /// reads back, so it can be captured into a graph. Checks operand extents and the workspace before anything is
+    /// enqueued.
     ///
     /// # Errors
     ///
-    /// [`LaunchError::Refused`] with every operand that is missing, too small or not asked for, and where `workspace` is too
-    /// small or misaligned; [`LaunchError::Runtime`] where the driver refuses.
+    /// [`LaunchError::Refused`] with every operand that is missing, too small or not asked for, and where `workspace`
+    /// is too small or misaligned; [`LaunchError::Runtime`] where the driver refuses.
     ///
     /// # Safety
     ///
-    /// Every pointer must be device memory of the plan's context, valid for its stated length until the stream has passed
-    /// this launch; outputs and workspace must not be used by other work that is not ordered against this stream. A `schedule`
-    /// must have been built by this plan from the same lengths.
+    /// Every pointer must be device memory of the plan's context, valid for its stated length until the stream has
+    /// passed this launch; outputs and workspace must not be used by other work that is not ordered against this
+    /// stream. A `schedule` must have been built by this plan from the same lengths.
     unsafe fn launch(&self, operands: &VarlenOperands, workspace: DevicePtr) -> Result<(), LaunchError>;
 }

@@ -2,7 +2,8 @@
 
 use crate::{IndexType, Operand, Paging, Problem, Reason, Refusal, Shape, Strides, TokenStrides, VarlenProblem};
 
-/// Bytes from the first to the last element of each operand of a dense problem; `None` where the problem does not ask for it.
+/// Bytes from the first to the last element of each operand of a dense problem; `None` where the problem does not ask
+/// for it.
 ///
 /// All are 0 where the problem has no output element ([`crate::Shape::is_empty`]): nothing is read then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,7 +64,8 @@ pub struct VarlenExtents {
 }
 
 impl Problem {
-    /// How many bytes each operand must have, so that a caller knows what to allocate; a launch checks the same numbers.
+    /// How many bytes each operand must have, so that a caller knows what to allocate; a launch checks the same
+    /// numbers.
     ///
     /// ```
     /// use cuattn_core::{DType, Problem, Shape};
@@ -76,7 +78,8 @@ impl Problem {
     ///
     /// # Errors
     ///
-    /// [`Reason::NegativeStride`], [`Reason::StrideOverflow`] and [`Reason::SizeOverflow`] for each operand that no memory can hold.
+    /// [`Reason::NegativeStride`], [`Reason::StrideOverflow`] and [`Reason::SizeOverflow`] for each operand that no
+    /// memory can hold.
     pub fn extents(&self) -> Result<Extents, Refusal> {
         let mut reasons = Vec::new();
         let extents = self.extents_into(&mut reasons);
@@ -148,11 +151,13 @@ impl Problem {
 }
 
 impl VarlenProblem {
-    /// How many bytes each operand must have, so that a caller knows what to allocate; a launch checks the same numbers.
+    /// How many bytes each operand must have, so that a caller knows what to allocate; a launch checks the same
+    /// numbers.
     ///
     /// # Errors
     ///
-    /// [`Reason::NegativeStride`], [`Reason::StrideOverflow`] and [`Reason::SizeOverflow`] for each operand that no memory can hold.
+    /// [`Reason::NegativeStride`], [`Reason::StrideOverflow`] and [`Reason::SizeOverflow`] for each operand that no
+    /// memory can hold.
     pub fn extents(&self) -> Result<VarlenExtents, Refusal> {
         let mut reasons = Vec::new();
         let extents = self.extents_into(&mut reasons);

@@ -1,4 +1,5 @@
-//! A problem and its operands in the structs and constants that kernels take. For engines; nothing here is needed to use one.
+//! A problem and its operands in the structs and constants that kernels take. For engines; nothing here is needed to
+//! use one.
 
 use cuattn_kernels::abi::{self, MaskParams, ScoreParams};
 use cuattn_kernels::{BiasKind as KernelBias, Element};

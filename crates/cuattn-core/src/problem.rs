@@ -40,8 +40,8 @@ impl Shape {
 
 /// Element strides of a `[batch, head, row, dim]` tensor whose last dimension is contiguous.
 ///
-/// Any non-negative strides are legal, 0 included (broadcast); a cache whose capacity exceeds its length is just a larger
-/// `head` or `batch` stride. With [`Paging`], `batch` of K and V is the stride between pages.
+/// Any non-negative strides are legal, 0 included (broadcast); a cache whose capacity exceeds its length is just a
+/// larger `head` or `batch` stride. With [`Paging`], `batch` of K and V is the stride between pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strides {
     /// From one sequence to the next.
@@ -104,8 +104,8 @@ pub struct ScoreMod {
 
 /// Keys and values in pages of fixed size, found through a device table `[batch, max_pages]` of `i32` page numbers.
 ///
-/// Row `j` of sequence `b` is row `j % page_size` of page `table[b][j / page_size]`; entries beyond the sequence's length
-/// are never read. K and V share the table.
+/// Row `j` of sequence `b` is row `j % page_size` of page `table[b][j / page_size]`; entries beyond the sequence's
+/// length are never read. K and V share the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Paging {
     /// Rows of a page.

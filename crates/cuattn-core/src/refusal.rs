@@ -102,7 +102,8 @@ impl fmt::Display for ScoreModFault {
 pub enum Reason {
     /// Key heads cannot be shared out evenly.
     #[error(
-        "q_heads {q_heads} is not a multiple of kv_heads {kv_heads}: every key head must serve the same number of query heads; \
+        "q_heads {q_heads} is not a multiple of kv_heads {kv_heads}: every key head must serve the same number of \
+         query heads; \
          check that the two are not swapped, or repeat key heads until they divide"
     )]
     HeadsNotDivisible {
@@ -145,7 +146,8 @@ pub enum Reason {
 
     /// Two output rows in one place.
     #[error(
-        "the {dimension} stride of {operand} is {stride}, and what it steps over is {span} elements long: rows of an output must \
+        "the {dimension} stride of {operand} is {stride}, and what it steps over is {span} elements long: rows of \
+         an output must \
          not overlap; make this stride at least {span}"
     )]
     OverlappingOutput {
@@ -161,7 +163,8 @@ pub enum Reason {
 
     /// A bias whose extents fit neither the problem nor 1.
     #[error(
-        "the bias has {got} along its {dimension} dimension, where the problem has {want}: a bias of [{}, {}, {}, {}] does not \
+        "the bias has {got} along its {dimension} dimension, where the problem has {want}: a bias of [{}, {}, {}, \
+         {}] does not \
          broadcast to [batch, q_heads, q_len, kv_len]; {fix}", dims[0], dims[1], dims[2], dims[3]
     )]
     BiasDoesNotBroadcast {
@@ -190,7 +193,8 @@ pub enum Reason {
 
     /// A softcap that is not positive and finite.
     #[error(
-        "softcap {softcap} is not a positive finite number: scores become softcap * tanh(score / softcap); use None for no cap"
+        "softcap {softcap} is not a positive finite number: scores become softcap * tanh(score / softcap); use None \
+         for no cap"
     )]
     BadSoftcap {
         /// The softcap.
@@ -215,7 +219,8 @@ pub enum Reason {
 
     /// A score modification that wants too many buffers.
     #[error(
-        "the score modification asks for {buffers} buffers, and there are at most {most}: put several arrays in one buffer"
+        "the score modification asks for {buffers} buffers, and there are at most {most}: put several arrays in one \
+         buffer"
     )]
     TooManyScoreModBuffers {
         /// Buffers asked for.
@@ -267,7 +272,8 @@ pub enum Reason {
 
     /// Tokens that belong to no sequence.
     #[error(
-        "there are {total_q} query tokens but no sequence (batch is 0): no token would be written; set batch, or no tokens"
+        "there are {total_q} query tokens but no sequence (batch is 0): no token would be written; set batch, or no \
+         tokens"
     )]
     TokensWithoutSequences {
         /// Query tokens.
@@ -283,7 +289,8 @@ pub enum Reason {
 
     /// An operand that the problem does not ask for is given.
     #[error(
-        "{operand} was given, but the problem does not ask for it and it would be ignored; leave it out, or change the problem"
+        "{operand} was given, but the problem does not ask for it and it would be ignored; leave it out, or change \
+         the problem"
     )]
     OperandUnexpected {
         /// The operand.
@@ -292,7 +299,8 @@ pub enum Reason {
 
     /// An operand that ends before its last element.
     #[error(
-        "{operand} is {got} bytes long and {need} are needed: check its extents and strides, which count elements, not bytes"
+        "{operand} is {got} bytes long and {need} are needed: check its extents and strides, which count elements, \
+         not bytes"
     )]
     OperandTooSmall {
         /// The operand.
@@ -305,7 +313,8 @@ pub enum Reason {
 
     /// An operand whose first byte is not at a multiple of its element size.
     #[error(
-        "{operand} starts at {address:#x}, which is not a multiple of {align}: an element would straddle words; align it"
+        "{operand} starts at {address:#x}, which is not a multiple of {align}: an element would straddle words; \
+         align it"
     )]
     OperandMisaligned {
         /// The operand.
@@ -356,7 +365,8 @@ pub enum Reason {
 
     /// More than the host's memory.
     #[error(
-        "the host reference needs {bytes} bytes for its output and cannot have them: ask for fewer rows, or not for the scores"
+        "the host reference needs {bytes} bytes for its output and cannot have them: ask for fewer rows, or not for \
+         the scores"
     )]
     OutOfHostMemory {
         /// Bytes asked for.
@@ -431,7 +441,8 @@ pub enum Reason {
 
     /// An array of offsets or lengths of the wrong length.
     #[error(
-        "{operand} has {got} entries and must have {need}: offsets have one more than there are sequences, lengths as many"
+        "{operand} has {got} entries and must have {need}: offsets have one more than there are sequences, lengths \
+         as many"
     )]
     EntryCount {
         /// The array.
@@ -444,7 +455,8 @@ pub enum Reason {
 
     /// Offsets that do not start at 0.
     #[error(
-        "{operand}[0] is {got}: the first sequence starts at token 0; offsets are a running sum of lengths that starts with 0"
+        "{operand}[0] is {got}: the first sequence starts at token 0; offsets are a running sum of lengths that \
+         starts with 0"
     )]
     FirstOffsetNotZero {
         /// The array.
@@ -471,7 +483,8 @@ pub enum Reason {
 
     /// Offsets that do not end at the token count.
     #[error(
-        "the last entry of {operand} is {got}, and there are {total} tokens: it must be the token count of the packed tensor"
+        "the last entry of {operand} is {got}, and there are {total} tokens: it must be the token count of the \
+         packed tensor"
     )]
     LastOffsetNotTotal {
         /// The array.

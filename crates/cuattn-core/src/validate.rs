@@ -41,7 +41,8 @@ impl Problem {
 }
 
 impl VarlenProblem {
-    /// Whether the problem is legal, apart from what any engine can do. Offsets are on the device, and are not looked at.
+    /// Whether the problem is legal, apart from what any engine can do. Offsets are on the device, and are not looked
+    /// at.
     ///
     /// # Errors
     ///
@@ -64,13 +65,14 @@ impl VarlenProblem {
         Refusal::unless_empty(reasons)
     }
 
-    /// Checks host copies of the device arrays: offsets that start at 0, never go down and end at the token count, lengths
-    /// within the stated maxima, and keys in use within their spans.
+    /// Checks host copies of the device arrays: offsets that start at 0, never go down and end at the token count,
+    /// lengths within the stated maxima, and keys in use within their spans.
     ///
     /// ```
     /// use cuattn_core::{DType, Reason, VarlenProblem, VarlenShape};
     /// let shape = VarlenShape {
-    ///     batch: 2, total_q: 7, total_kv: 7, max_q_len: 4, max_kv_len: 4, q_heads: 1, kv_heads: 1, head_dim: 8, v_head_dim: 8,
+    ///     batch: 2, total_q: 7, total_kv: 7, max_q_len: 4, max_kv_len: 4,
+    ///     q_heads: 1, kv_heads: 1, head_dim: 8, v_head_dim: 8,
     /// };
     /// let problem = VarlenProblem::packed(shape, DType::F16);
     /// assert!(problem.check_offsets(&[0, 3, 7], &[0, 3, 7], None).is_ok());
@@ -111,8 +113,8 @@ impl VarlenProblem {
 }
 
 impl Operands {
-    /// Whether these operands and this workspace fit `problem`: each there where it is asked for and only there, long enough,
-    /// aligned to its element, and no output in the memory of another operand. A plan's launch calls it first.
+    /// Whether these operands and this workspace fit `problem`: each there where it is asked for and only there, long
+    /// enough, aligned to its element, and no output in the memory of another operand. A plan's launch calls it first.
     ///
     /// The memory of an operand is taken to be everything from its first to its last byte.
     ///
@@ -147,8 +149,8 @@ impl Operands {
 }
 
 impl VarlenOperands {
-    /// Whether these operands and this workspace fit `problem`, as [`Operands::check`] does for a dense one. `schedule` is what a
-    /// prepared work list must have; it may be left out, and its size 0 means that there can be none.
+    /// Whether these operands and this workspace fit `problem`, as [`Operands::check`] does for a dense one. `schedule`
+    /// is what a prepared work list must have; it may be left out, and its size 0 means that there can be none.
     ///
     /// # Errors
     ///
@@ -253,8 +255,8 @@ fn check_paging(Paging { page_size, max_pages, .. }: Paging, kv_len: usize, reas
     }
 }
 
-/// Every stride of the output must step over all that the smaller ones reach. Layouts that interleave rows without overlap are
-/// refused too: no one has asked for them, and telling them apart is not cheap.
+/// Every stride of the output must step over all that the smaller ones reach. Layouts that interleave rows without
+/// overlap are refused too: no one has asked for them, and telling them apart is not cheap.
 fn check_rows_apart(dims: &[(usize, i64, &'static str)], dim: usize, reasons: &mut Vec<Reason>) {
     if dims.iter().any(|&(extent, ..)| extent == 0) {
         return;

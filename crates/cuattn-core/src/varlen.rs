@@ -58,7 +58,8 @@ impl TokenStrides {
     }
 }
 
-/// A packed problem. `cu_seqlens_q` and `cu_seqlens_kv` are device arrays `[batch + 1]` of offsets, first 0, last the total.
+/// A packed problem. `cu_seqlens_q` and `cu_seqlens_kv` are device arrays `[batch + 1]` of offsets, first 0, last the
+/// total.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VarlenProblem {
     /// Extents.
@@ -93,8 +94,9 @@ pub struct VarlenProblem {
     pub offsets: IndexType,
     /// Whether a device array `[batch]` limits the valid keys of each allocated span (`seqused_kv`).
     pub has_used_lengths: bool,
-    /// Whether a launch checks the offsets on the device and reports what it finds in a status word ([`OffsetFaults`]). The
-    /// launch goes on either way: bad offsets never reach outside the stated token counts, but their results are meaningless.
+    /// Whether a launch checks the offsets on the device and reports what it finds in a status word ([`OffsetFaults`]).
+    /// The launch goes on either way: bad offsets never reach outside the stated token counts, but their results are
+    /// meaningless.
     pub checks_offsets: bool,
     /// Where keys and values are paged: then `cu_seqlens_kv` only gives lengths, and `k`, `v` strides are of
     /// `[pages, page_size, kv_heads, dim]` with `page` as the stride between pages.

@@ -4,8 +4,8 @@ use crate::{Alignment, BiasKind, Problem, Shape, VarlenProblem, Window, Work};
 
 /// Query-key pairs that a causal mask and a window leave visible, for one sequence and one head.
 ///
-/// Row `i` of `q_len` has position `offset + i` and sees keys from `position - window.left` to `position + window.right` (to
-/// `position` where `causal`) that lie in `0..kv_len`. Counted in closed form.
+/// Row `i` of `q_len` has position `offset + i` and sees keys from `position - window.left` to `position +
+/// window.right` (to `position` where `causal`) that lie in `0..kv_len`. Counted in closed form.
 ///
 /// ```
 /// use cuattn_core::{visible_pairs, Window};
@@ -55,9 +55,9 @@ fn most_pairs(q_len: usize, kv_len: usize, causal: bool, window: Window) -> u128
 }
 
 impl Problem {
-    /// What a launch computes and moves. Exact for causal masks and windows; a bias counts as if it masked nothing, lengths
-    /// on the device as if every sequence had all `kv_len` keys, and offsets on the device as if no end of the keys cut a
-    /// row's window short.
+    /// What a launch computes and moves. Exact for causal masks and windows; a bias counts as if it masked nothing,
+    /// lengths on the device as if every sequence had all `kv_len` keys, and offsets on the device as if no end of the
+    /// keys cut a row's window short.
     ///
     /// Bytes count every element of an input that can be seen once, broadcast ones once, and every output once.
     pub fn work(&self) -> Work {
@@ -108,8 +108,9 @@ pub struct SequenceLengths {
 }
 
 impl VarlenProblem {
-    /// What a launch computes and moves. Exact for causal masks and windows where the host knows the lengths of every sequence;
-    /// without them, every sequence counts as of equal length. Offsets on the device count as for [`Problem::work`].
+    /// What a launch computes and moves. Exact for causal masks and windows where the host knows the lengths of every
+    /// sequence; without them, every sequence counts as of equal length. Offsets on the device count as for
+    /// [`Problem::work`].
     pub fn work(&self, lengths: Option<&[SequenceLengths]>) -> Work {
         let shape = self.shape;
         if shape.is_empty() {

@@ -25,7 +25,8 @@ impl Region {
         self.bytes
     }
 
-    /// This region of a workspace that [`Layout::check`] accepts; a null pointer of length 0 where it does not reach that far.
+    /// This region of a workspace that [`Layout::check`] accepts; a null pointer of length 0 where it does not reach
+    /// that far.
     pub fn of(&self, workspace: DevicePtr) -> DevicePtr {
         match self.offset.checked_add(self.bytes) {
             Some(end) if end <= workspace.len() => DevicePtr::new(workspace.address() + self.offset as u64, self.bytes),

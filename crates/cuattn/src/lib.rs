@@ -1,8 +1,8 @@
 //! Scaled-dot-product and grouped-query attention on NVIDIA GPUs, from Rust: describe a problem, get a plan, launch it.
 //!
-//! No CUDA toolkit is needed to build, and none to run: kernels are CUDA C++ text in this crate's dependencies, compiled by NVRTC
-//! for the GPU that is there and kept in a cache. The driver and NVRTC are found at run time, and cuBLASLt where the one engine
-//! that uses it is chosen; [`curt::probe`] says what is there and how to get what is not.
+//! No CUDA toolkit is needed to build, and none to run: kernels are CUDA C++ text in this crate's dependencies,
+//! compiled by NVRTC for the GPU that is there and kept in a cache. The driver and NVRTC are found at run time, and
+//! cuBLASLt where the one engine that uses it is chosen; [`curt::probe`] says what is there and how to get what is not.
 //!
 //! ```no_run
 //! use cuattn::{Alignment, DType, Mask, Operands, Policy, Problem, Shape};
@@ -18,7 +18,8 @@
 //! println!("{}", plan.explain());
 //!
 //! let extents = problem.extents()?;
-//! let (q, k, v) = (runtime.alloc_zeroed(extents.q)?, runtime.alloc_zeroed(extents.k)?, runtime.alloc_zeroed(extents.v)?);
+//! let [q, k, v] = [extents.q, extents.k, extents.v].map(|bytes| runtime.alloc_zeroed(bytes));
+//! let (q, k, v) = (q?, k?, v?);
 //! let (o, workspace) = (runtime.alloc(extents.o)?, runtime.alloc(plan.workspace().bytes)?);
 //! let operands = Operands { q: q.ptr(), k: k.ptr(), v: v.ptr(), o: o.ptr(), ..Operands::default() };
 //! // SAFETY: the buffers are of this runtime, and live until the stream has been waited for.
@@ -30,14 +31,14 @@
 //!
 //! # One design decision
 //!
-//! **Nothing falls back silently.** An engine that cannot do a problem refuses it with every reason, and the choice among engines
-//! says which were refused and why: [`Explanation::refused`] of a plan, or [`Error::NoEngine`] where none is left. With
-//! [`Policy::Only`] no other engine is ever used. The host reference ([`mod@reference`]) is never chosen for a launch; who wants it
-//! calls it.
+//! **Nothing falls back silently.** An engine that cannot do a problem refuses it with every reason, and the choice
+//! among engines says which were refused and why: [`Explanation::refused`] of a plan, or [`Error::NoEngine`] where none
+//! is left. With [`Policy::Only`] no other engine is ever used. The host reference ([`mod@reference`]) is never chosen
+//! for a launch; who wants it calls it.
 //!
-//! The order in which [`Policy::Auto`] asks the engines is a table of measurements, kept as data beside the name of the report each
-//! row comes from (`src/choice.csv`), not constants in code. [`consider`] answers the same question for a device that is not
-//! there:
+//! The order in which [`Policy::Auto`] asks the engines is a table of measurements, kept as data beside the name of the
+//! report each row comes from (`src/choice.csv`), not constants in code. [`consider`] answers the same question for a
+//! device that is not there:
 //!
 //! ```
 //! use cuattn::curt::Capabilities;

@@ -22,12 +22,13 @@ pub enum Policy {
 
 /// Which engine [`plan`] would choose for `problem` on such a device, and why. Needs no GPU, compiles nothing.
 ///
-/// [`Explanation::refused`] lists every engine and path that does not do the problem, with every reason, whether it would have come
-/// before the chosen one or after it.
+/// [`Explanation::refused`] lists every engine and path that does not do the problem, with every reason, whether it
+/// would have come before the chosen one or after it.
 ///
 /// # Errors
 ///
-/// [`Error::Illegal`] where no engine could do the problem, [`Error::NoEngine`] where those that the policy allows do not.
+/// [`Error::Illegal`] where no engine could do the problem, [`Error::NoEngine`] where those that the policy allows do
+/// not.
 pub fn consider(device: &Capabilities, problem: &Problem, policy: Policy) -> Result<Explanation, Error> {
     let candidates = Candidates::of(device, problem, policy)?;
     let Some((_, explanation)) = candidates.willing.first() else {
@@ -40,9 +41,9 @@ pub fn consider(device: &Capabilities, problem: &Problem, policy: Policy) -> Res
 ///
 /// # Errors
 ///
-/// [`Error::Illegal`] where no engine could do the problem, [`Error::NoEngine`] where those that the policy allows do not, and
-/// [`Error::Runtime`] where compiling, loading or allocating fails: no other engine is tried then, so that a broken installation is
-/// seen and not slow.
+/// [`Error::Illegal`] where no engine could do the problem, [`Error::NoEngine`] where those that the policy allows do
+/// not, and [`Error::Runtime`] where compiling, loading or allocating fails: no other engine is tried then, so that a
+/// broken installation is seen and not slow.
 pub fn plan(runtime: &Runtime, problem: &Problem, policy: Policy) -> Result<Box<dyn Plan>, Error> {
     let candidates = Candidates::of(runtime.capabilities(), problem, policy)?;
     let mut refused = candidates.refused.clone();

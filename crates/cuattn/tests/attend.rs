@@ -82,7 +82,8 @@ fn a_language_model_s_tensors(
         ),
         _ => assert_eq!(first, "computed on the host in float64, as --engine reference asks"),
     }
-    let problem = "bf16 Bhsd, batch 1, heads 9/3, 256 rows x 256 keys, head size 64, causal TopLeft, scale 0.125";
+    let problem =
+        "bf16 BHSD, batch 1, heads 9/3, 256 rows x 256 keys, head size 64, causal from the top left, scale 0.125";
     assert!(report.contains(problem), "{report}");
     assert!(report.contains("o against o_ref, in float64: relative L2 "), "{report}");
 }
@@ -151,7 +152,7 @@ fn tensors_may_come_token_by_token() {
     let tensors =
         [f32s("q", &dims, &zeros), f32s("k", &dims, &zeros), f32s("v", &dims, &v), f32s("o_ref", &dims, &want)];
     let (_folder, path) = file(&tensors, &[("layout", "BSHD"), ("causal", "true")]);
-    assert!(attend(&path, &[]).unwrap().contains("f32 Bshd, batch 1, heads 2/2"));
+    assert!(attend(&path, &[]).unwrap().contains("f32 BSHD, batch 1, heads 2/2"));
     assert!(attend(&path, &["--layout", "bhsd"]).is_err(), "read in the other order the result is another");
 }
 
@@ -172,7 +173,7 @@ fn bias_lengths_and_sinks_are_used() {
     ];
     let (_folder, path) = file(&tensors, &[]);
     let report = attend(&path, &[]).unwrap();
-    assert!(report.contains("bias Boolean, key lengths, sinks"), "{report}");
+    assert!(report.contains("boolean bias, key lengths, sinks"), "{report}");
     assert!(report.contains("ignored   tensor `notes`"), "{report}");
 }
 
@@ -193,19 +194,37 @@ fn files_that_make_no_problem_say_why() {
         let (_folder, path) = file(tensors, metadata);
         attend(&path, &[]).unwrap_err().root_cause().to_string()
     };
-    insta::assert_snapshot!(why(&[q.clone(), k.clone()], &[]), @"tensor `v` not found");
-    insta::assert_snapshot!(why(&[q.clone(), k.clone(), f32s("v", &two, &[1.0, 1.0])], &[]), @"v is [1, 1, 2, 1], which does not go with k [1, 1, 1, 1]");
-    insta::assert_snapshot!(why(&[q.clone(), k.clone(), ("v", Dtype::F16, one.to_vec(), vec![0, 0])], &[]), @"v is F16 and q is F32: they must be alike");
-    insta::assert_snapshot!(why(&[q.clone(), k.clone(), v.clone()], &[("layout", "SBHD")]), @"the file's metadata says layout `SBHD`, which is neither BHSD nor BSHD: give --layout");
+    insta::assert_snapshot!(
+        why(&[q.clone(), k.clone()], &[]),
+        @"tensor `v` not found"
+    );
+    insta::assert_snapshot!(
+        why(&[q.clone(), k.clone(), f32s("v", &two, &[1.0, 1.0])], &[]),
+        @"v is [1, 1, 2, 1], which does not go with k [1, 1, 1, 1]"
+    );
+    insta::assert_snapshot!(
+        why(&[q.clone(), k.clone(), ("v", Dtype::F16, one.to_vec(), vec![0, 0])], &[]),
+        @"v is F16 and q is F32: they must be alike"
+    );
+    insta::assert_snapshot!(
+        why(&[q.clone(), k.clone(), v.clone()], &[("layout", "SBHD")]),
+        @"the file's metadata says layout `SBHD`, which is neither BHSD nor BSHD: give --layout"
+    );
     let longer = [f32s("k", &two, &[1.0, 1.0]), f32s("v", &two, &[1.0, 1.0])];
-    insta::assert_snapshot!(why(&[q.clone(), longer[0].clone(), longer[1].clone()], &[("causal", "true")]), @"the file says that attention is causal but not how 1 rows stand beside 2 keys: give --causal top-left (ONNX) or --causal bottom-right (FlashAttention)");
+    insta::assert_snapshot!(
+        why(&[q.clone(), longer[0].clone(), longer[1].clone()], &[("causal", "true")]),
+        @"the file says that attention is causal but not how 1 rows stand beside 2 keys: give --causal top-left (ONNX) or --causal bottom-right (FlashAttention)"
+    );
     let bias = f32s("bias", &[1, 3], &[0.0; 3]);
     insta::assert_snapshot!(why(&[q.clone(), longer[0].clone(), longer[1].clone(), bias], &[]), @r"
     refused:
       * the bias has 3 along its key dimension, where the problem has 2: a bias of [1, 1, 1, 3] does not broadcast to [batch, q_heads, q_len, kv_len]; make it that, or 1 to use one value for all keys
     ");
     let three = f32s("q", &[1, 1, 1], &[1.0]);
-    insta::assert_snapshot!(why(&[three, k, v], &[]), @"q is [1, 1, 1]: it must have four dimensions");
+    insta::assert_snapshot!(
+        why(&[three, k, v], &[]),
+        @"q is [1, 1, 1]: it must have four dimensions"
+    );
 }
 
 #[test]

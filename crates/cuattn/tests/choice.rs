@@ -24,9 +24,7 @@ fn what_the_first_engine_refuses_the_next_one_does() {
 #[test]
 fn only_never_falls_back() {
     let error = cuattn::consider(&Capabilities::h200(), &with_scores(), Policy::Only(EngineId::Flash)).unwrap_err();
-    assert!(
-        matches!(&error, Error::NoEngine { refused } if refused.len() == 1 && refused[0].engine == Some(EngineId::Flash))
-    );
+    assert!(matches!(&error, Error::NoEngine { refused } if refused.len() == 1));
     insta::assert_snapshot!(error, @r"
     no engine that the policy allows does this problem
     flash refuses:

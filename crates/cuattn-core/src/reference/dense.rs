@@ -45,8 +45,8 @@ pub struct HostOutput {
 ///
 /// # Errors
 ///
-/// A refusal with every reason: the problem is not legal, an operand is missing, too short or not asked for, a page number is
-/// outside the pool, or the output does not fit the host's memory.
+/// A refusal with every reason: the problem is not legal, an operand is missing, too short or not asked for, a page
+/// number is outside the pool, or the output does not fit the host's memory.
 pub fn attention(problem: &Problem, operands: &HostOperands<'_>) -> Result<HostOutput, Refusal> {
     problem.validate()?;
     let extents = problem.extents()?;
@@ -185,8 +185,8 @@ impl Given {
 }
 
 impl HostOutput {
-    /// Writes `o` into a tensor of the problem's strides and element type, each value rounded once. Bytes between rows are left
-    /// as they are.
+    /// Writes `o` into a tensor of the problem's strides and element type, each value rounded once. Bytes between rows
+    /// are left as they are.
     ///
     /// # Errors
     ///
@@ -200,7 +200,8 @@ impl HostOutput {
         Ok(())
     }
 
-    /// Reads an `o` of the problem's strides and element type, as a device has written it, into the order of [`HostOutput::o`].
+    /// Reads an `o` of the problem's strides and element type, as a device has written it, into the order of
+    /// [`HostOutput::o`].
     ///
     /// # Errors
     ///

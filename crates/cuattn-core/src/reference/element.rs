@@ -52,8 +52,9 @@ pub(super) fn encode_into(values: &[f64], dtype: DType, bytes: &mut [u8]) {
     }
 }
 
-/// The float32 next to `value` whose last bit is odd, where `value` is none itself. Rounding that once more, to a type with at
-/// least two bits less, gives what rounding `value` once would: `half` drops the low half of a float64 before it rounds.
+/// The float32 next to `value` whose last bit is odd, where `value` is none itself. Rounding that once more, to a type
+/// with at least two bits less, gives what rounding `value` once would: `half` drops the low half of a float64 before
+/// it rounds.
 fn to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     if f64::from(nearest) == value || value.is_nan() {

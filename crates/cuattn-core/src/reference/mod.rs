@@ -1,10 +1,10 @@
 //! The host reference: attention in float64, from the stored inputs, for the whole contract.
 //!
-//! It is the oracle of every test, and what runs where there is no GPU. It uses all cores and is written to be read, not to
-//! race: expect a few GFLOP/s a core. It never pretends to be a GPU; who calls it should say so.
+//! It is the oracle of every test, and what runs where there is no GPU. It uses all cores and is written to be read,
+//! not to race: expect a few GFLOP/s a core. It never pretends to be a GPU; who calls it should say so.
 //!
-//! [`attention`] does a dense [`crate::Problem`], [`attention_varlen`] a packed [`crate::VarlenProblem`]. Operands are the very bytes
-//! that a device would get, so that one buffer serves both.
+//! [`attention`] does a dense [`crate::Problem`], [`attention_varlen`] a packed [`crate::VarlenProblem`]. Operands are
+//! the very bytes that a device would get, so that one buffer serves both.
 //!
 //! ```
 //! use cuattn_core::reference::{self, HostOperands};
@@ -25,12 +25,14 @@
 //!
 //! # Where the contract leaves a choice
 //!
-//! * A row that sees no key but has a sink gives zeros, and its log-sum-exp is the sink: a sink joins the denominator only.
-//! * A visible key whose score is -infinity because of its data has weight 0; a row of nothing else counts as seeing no key.
-//!   A visible +infinity or NaN makes the row NaN.
-//! * After an additive bias a score is at least `-f32::MAX`, so that a row of most negative numbers is a uniform softmax.
-//! * At the stages [`crate::ScoreStage::Raw`] and [`crate::ScoreStage::Softcapped`] every key has its score, masked or beyond the
-//!   sequence's length; with pages there are none beyond it, and those are -infinity.
+//! * A row that sees no key but has a sink gives zeros, and its log-sum-exp is the sink: a sink joins the denominator
+//!   only.
+//! * A visible key whose score is -infinity because of its data has weight 0; a row of nothing else counts as seeing no
+//!   key. A visible +infinity or NaN makes the row NaN.
+//! * After an additive bias a score is at least `-f32::MAX`, so that a row of most negative numbers is a uniform
+//!   softmax.
+//! * At the stages [`crate::ScoreStage::Raw`] and [`crate::ScoreStage::Softcapped`] every key has its score, masked or
+//!   beyond the sequence's length; with pages there are none beyond it, and those are -infinity.
 
 mod core;
 mod dense;
@@ -42,7 +44,8 @@ pub use dense::{HostOperands, HostOutput, attention};
 pub use element::{decode, encode};
 pub use varlen::{VarlenHostOperands, VarlenHostOutput, attention_varlen};
 
-/// A user's own score modification, as a closure: what [`crate::ScoreMod`] is to a GPU. Returning -infinity masks the key.
+/// A user's own score modification, as a closure: what [`crate::ScoreMod`] is to a GPU. Returning -infinity masks the
+/// key.
 pub type HostScoreMod<'a> = dyn Fn(f64, ScoreIndex) -> f64 + Sync + 'a;
 
 /// Which score a [`HostScoreMod`] is asked about.

@@ -6,8 +6,8 @@ use super::dense::{Given, PageTable};
 use super::element::{decode, decode_index, decode_into, encode_into};
 use crate::{Alignment, DType, IndexType, Operand, Reason, Refusal, TokenStrides, VarlenProblem};
 
-/// Operands of the reference for packed sequences: the bytes that a device would be given, as [`crate::VarlenOperands`] names
-/// them. `None` is right exactly where the problem does not ask for the operand.
+/// Operands of the reference for packed sequences: the bytes that a device would be given, as [`crate::VarlenOperands`]
+/// names them. `None` is right exactly where the problem does not ask for the operand.
 #[derive(Clone, Copy, Default)]
 pub struct VarlenHostOperands<'a> {
     /// Queries, `[total_q, q_heads, head_dim]`.
@@ -45,8 +45,9 @@ pub struct VarlenHostOutput {
 ///
 /// # Errors
 ///
-/// A refusal with every reason: the problem is not legal, an operand is missing, too short or not asked for, the offsets are bad
-/// ([`VarlenProblem::check_offsets`]), a page number is outside the pool, or the output does not fit the host's memory.
+/// A refusal with every reason: the problem is not legal, an operand is missing, too short or not asked for, the
+/// offsets are bad ([`VarlenProblem::check_offsets`]), a page number is outside the pool, or the output does not fit
+/// the host's memory.
 pub fn attention_varlen(
     problem: &VarlenProblem,
     operands: &VarlenHostOperands<'_>,
@@ -167,8 +168,8 @@ fn by_token(
 }
 
 impl VarlenHostOutput {
-    /// Writes `o` into a tensor of the problem's strides and element type, each value rounded once. Bytes between rows are left
-    /// as they are.
+    /// Writes `o` into a tensor of the problem's strides and element type, each value rounded once. Bytes between rows
+    /// are left as they are.
     ///
     /// # Errors
     ///

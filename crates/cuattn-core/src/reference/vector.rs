@@ -17,8 +17,8 @@ trait Loop {
     fn run(self);
 }
 
-/// Runs `work` with the widest vectors. The loops are inlined into each of the functions below, which is what compiles them
-/// anew for that feature; the sums are in one order whatever the width, so the results are the same bits.
+/// Runs `work` with the widest vectors. The loops are inlined into each of the functions below, which is what compiles
+/// them anew for that feature; the sums are in one order whatever the width, so the results are the same bits.
 fn widest(work: impl Loop) {
     #[cfg(target_arch = "x86_64")]
     {

@@ -1,6 +1,8 @@
 use cuattn_core::{DType, Operand, Paging, Reason, VarlenPaging, VarlenProblem, VarlenShape};
 use rstest::rstest;
 
+const Q: Operand = Operand::CuSeqlensQ;
+
 fn problem() -> VarlenProblem {
     let shape = VarlenShape {
         batch: 3,
@@ -19,11 +21,11 @@ fn problem() -> VarlenProblem {
 const KV: [i64; 4] = [0, 8, 8, 20];
 
 #[rstest]
-#[case::first(&[1, 4, 4, 10], Reason::FirstOffsetNotZero { operand: Operand::CuSeqlensQ, got: 1 })]
-#[case::decreasing(&[0, 6, 5, 10], Reason::OffsetsDecrease { operand: Operand::CuSeqlensQ, index: 2, before: 6, after: 5 })]
-#[case::last(&[0, 4, 4, 9], Reason::LastOffsetNotTotal { operand: Operand::CuSeqlensQ, got: 9, total: 10 })]
-#[case::longest(&[0, 3, 3, 10], Reason::LengthAboveMaximum { operand: Operand::CuSeqlensQ, sequence: 2, length: 7, max: 6 })]
-#[case::count(&[0, 4, 10], Reason::EntryCount { operand: Operand::CuSeqlensQ, need: 4, got: 3 })]
+#[case::first(&[1, 4, 4, 10], Reason::FirstOffsetNotZero { operand: Q, got: 1 })]
+#[case::decreasing(&[0, 6, 5, 10], Reason::OffsetsDecrease { operand: Q, index: 2, before: 6, after: 5 })]
+#[case::last(&[0, 4, 4, 9], Reason::LastOffsetNotTotal { operand: Q, got: 9, total: 10 })]
+#[case::longest(&[0, 3, 3, 10], Reason::LengthAboveMaximum { operand: Q, sequence: 2, length: 7, max: 6 })]
+#[case::count(&[0, 4, 10], Reason::EntryCount { operand: Q, need: 4, got: 3 })]
 fn each_fault_is_its_own(#[case] cu_q: &[i64], #[case] want: Reason) {
     assert_eq!(problem().check_offsets(cu_q, &KV, None).unwrap_err().reasons, [want]);
 }

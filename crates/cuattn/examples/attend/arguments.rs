@@ -13,7 +13,8 @@ use cuattn::Window;
 pub(crate) struct Arguments {
     /// Holds q, k, v, and maybe bias, key_lengths, sinks, o_ref and lse_ref.
     pub(crate) file: PathBuf,
-    /// Who computes. `auto` is the best engine for the GPU, or the host reference where there is no GPU; the others never fall back.
+    /// Who computes. `auto` is the best engine for the GPU, or the host reference where there is no GPU; the others
+    /// never fall back.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
     /// The causal mask, and where row 0 stands among the keys. Default: the file's metadata.

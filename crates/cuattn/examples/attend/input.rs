@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use cuattn::reference::{self, HostOperands};
-use cuattn::{Alignment, Bias, BiasKind, BroadcastRule, DType, IndexType, KeyLengths, Mask, Problem, Shape, Window};
+use cuattn::{Alignment, Bias, BiasKind, BroadcastRule, DType, IndexType, KeyLengths, Mask, Problem, Shape};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::arguments::{Arguments, Causal, FileLayout};
@@ -123,7 +123,7 @@ fn mask(arguments: &Arguments, metadata: &HashMap<String, String>, shape: &Shape
         Causal::TopLeft => Mask::causal(Alignment::TopLeft),
         Causal::BottomRight => Mask::causal(Alignment::BottomRight),
     };
-    mask.window = arguments.window.unwrap_or(Window::default());
+    mask.window = arguments.window.unwrap_or_default();
     Ok(mask)
 }
 

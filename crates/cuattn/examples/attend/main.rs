@@ -4,10 +4,10 @@
 //! cargo run --release -p cuattn --example attend -- FILE.safetensors
 //! ```
 //!
-//! The file holds `q`, `k` and `v`, each `[batch, heads, tokens, dim]` or `[batch, tokens, heads, dim]`, in F32, F16 or BF16. It may
-//! hold a `bias` that broadcasts to `[batch, q_heads, q_len, kv_len]` (the type of q, F32, or BOOL with true for visible),
-//! `key_lengths` (I32 or I64 `[batch]`), `sinks` (F32 `[q_heads]`), and results to compare with: `o_ref` and `lse_ref`. Metadata
-//! `layout`, `causal` and `scale` are used where the command line says nothing.
+//! The file holds `q`, `k` and `v`, each `[batch, heads, tokens, dim]` or `[batch, tokens, heads, dim]`, in F32, F16 or
+//! BF16. It may hold a `bias` that broadcasts to `[batch, q_heads, q_len, kv_len]` (the type of q, F32, or BOOL with
+//! true for visible), `key_lengths` (I32 or I64 `[batch]`), `sinks` (F32 `[q_heads]`), and results to compare with:
+//! `o_ref` and `lse_ref`. Metadata `layout`, `causal` and `scale` are used where the command line says nothing.
 
 mod arguments;
 mod compare;

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail, ensure};
 use cuattn::curt::{Finding, ProbeReport};
 use cuattn::reference::{HostOutput, encode};
-use cuattn::{DType, EngineId, Policy, Problem};
+use cuattn::{Alignment, BiasKind, DType, EngineId, Policy, Problem};
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::arguments::{Arguments, EngineChoice, FileLayout};
@@ -22,8 +22,8 @@ const REPEAT_ON_GPU: u32 = 20;
 ///
 /// # Errors
 ///
-/// Where the file or the problem is not right, the engine that was asked for cannot be used, or the result is further from the
-/// file's than its type allows.
+/// Where the file or the problem is not right, the engine that was asked for cannot be used, or the result is further
+/// from the file's than its type allows.
 pub(crate) fn run(arguments: &Arguments, probe: &ProbeReport, out: &mut impl Write) -> anyhow::Result<()> {
     let path = &arguments.file;
     let file = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -109,8 +109,15 @@ fn report(input: &Input<'_>, computed: &Computed, out: &mut impl Write) -> anyho
 fn describe(problem: &Problem, layout: FileLayout) -> String {
     let shape = problem.shape;
     let mut text = format!(
-        "{} {layout:?}, batch {}, heads {}/{}, {} rows x {} keys, head size {}",
-        problem.dtype, shape.batch, shape.q_heads, shape.kv_heads, shape.q_len, shape.kv_len, shape.head_dim
+        "{} {}, batch {}, heads {}/{}, {} rows x {} keys, head size {}",
+        problem.dtype,
+        layout_name(layout),
+        shape.batch,
+        shape.q_heads,
+        shape.kv_heads,
+        shape.q_len,
+        shape.kv_len,
+        shape.head_dim
     );
     let mask = problem.mask;
     let mut add = |more: String| text.push_str(&format!(", {more}"));
@@ -118,13 +125,20 @@ fn describe(problem: &Problem, layout: FileLayout) -> String {
         add(format!("value size {}", shape.v_head_dim));
     }
     if mask.causal {
-        add(format!("causal {:?}", mask.alignment));
+        add(match mask.alignment {
+            Alignment::BottomRight => "causal from the bottom right".to_owned(),
+            _ => "causal from the top left".to_owned(),
+        });
     }
     if mask.window != cuattn::Window::default() {
-        add(format!("window {:?}..{:?}", mask.window.left, mask.window.right));
+        let side = |keys: Option<u32>| keys.map_or("all".to_owned(), |keys| keys.to_string());
+        add(format!("window {} left, {} right", side(mask.window.left), side(mask.window.right)));
     }
     if let Some(bias) = mask.bias {
-        add(format!("bias {:?}", bias.kind));
+        add(match bias.kind {
+            BiasKind::Boolean => "boolean bias".to_owned(),
+            BiasKind::Additive(dtype) => format!("additive {dtype} bias"),
+        });
     }
     if mask.key_lengths.index_type().is_some() {
         add("key lengths".to_owned());
@@ -137,6 +151,13 @@ fn describe(problem: &Problem, layout: FileLayout) -> String {
     }
     add(format!("scale {}", problem.scale));
     text
+}
+
+fn layout_name(layout: FileLayout) -> &'static str {
+    match layout {
+        FileLayout::Bhsd => "BHSD",
+        FileLayout::Bshd => "BSHD",
+    }
 }
 
 fn write_result(path: &Path, input: &Input<'_>, computed: &Computed) -> anyhow::Result<()> {
@@ -160,10 +181,9 @@ fn write_result(path: &Path, input: &Input<'_>, computed: &Computed) -> anyhow::
         By::Host { .. } => EngineId::Reference.to_string(),
         By::Gpu { explanation, .. } => format!("{} ({})", explanation.engine, explanation.path),
     };
-    let layout = format!("{:?}", input.layout).to_uppercase();
     let metadata = HashMap::from([
         ("engine".to_owned(), by),
-        ("layout".to_owned(), layout),
+        ("layout".to_owned(), layout_name(input.layout).to_owned()),
         ("scale".to_owned(), input.problem.scale.to_string()),
     ]);
     Ok(safetensors::serialize_to_file(tensors, Some(metadata), path)?)
