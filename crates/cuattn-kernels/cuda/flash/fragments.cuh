@@ -30,6 +30,12 @@ struct Output {
       UNROLL for (int n = 0; n < V_TILES; ++n)
         UNROLL for (int e = 0; e < 4; ++e) at[m][n][e] = 0.f;
   }
+  DEVICE void scale_row(int r, float factor) {
+    UNROLL for (int n = 0; n < V_TILES; ++n) {
+      at[r >> 1][n][(r & 1) * 2] *= factor;
+      at[r >> 1][n][(r & 1) * 2 + 1] *= factor;
+    }
+  }
   DEVICE bool is_finite() const {
     float zero = 0.f;  // infinity and NaN times 0 are NaN
     UNROLL for (int m = 0; m < ROW_TILES; ++m)

@@ -193,7 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_mma(c
         finish_scores(s, p, sequence, place, first_key, warp_scratch);
         if (!warp_rows.sees_all(first_key, first_key + BLOCK_KEYS)) mask_scores(s, p, sequence, place, first_key);
         const MaskedKeys masked = selecting ? masked_keys(s) : MaskedKeys{};
-        state.step(s, o, p.score);
+        state.raise_maximum<false>(s, p.score, [&](int r, float factor) { o.scale_row(r, factor); });
+        state.exponentiate(s, p.score);
         if (selecting) SelectedProduct::accumulate(o, s, masked, v_tiles + (block & 1) * V_STAGE, warp_scratch);
         else multiply_pv(o, s, lane_at.v + (block & 1) * V_STAGE);
       }

@@ -7,6 +7,7 @@
 #include "score.cuh"
 
 constexpr float LAZY_RESCALE_LOG2 = 8.f;
+constexpr int MAX_CHAINS = KEY_TILES < 4 ? KEY_TILES : ROW_TILES == 1 ? 4 : 2;  // independent maxima, for latency
 
 // What a row is multiplied with at the end, and its natural log-sum-exp.
 struct RowResult {
@@ -41,29 +42,37 @@ struct SoftmaxState {
 #endif
   }
 
-  // Turns the scores into probabilities relative to the running maximum, and brings o to the same maximum.
-  DEVICE void step(Scores& s, Output& o, const ScoreParams& p) {
+  // Raises the running maximum of rows that have outgrown it. True, for the whole warp, if any has: then o must be multiplied, row r
+  // by the factor in `rescale(r, factor)`, before anything is added to it. FIRST: nothing was seen before, so nothing is rescaled.
+  template <bool FIRST, typename Rescale> DEVICE bool raise_maximum(const Scores& s, const ScoreParams& p, Rescale rescale) {
     const float units = log2_units(p);
     float block_max[LANE_ROWS];
     bool outgrown = false;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-      float x[2] = {-INFINITY_F32, -INFINITY_F32};  // two chains
-      UNROLL for (int n = 0; n < KEY_TILES; ++n)
-        x[n & 1] = fmaxf(x[n & 1], fmaxf(s.at[r >> 1][n][(r & 1) * 2], s.at[r >> 1][n][(r & 1) * 2 + 1]));
-      block_max[r] = fmaxf(maximum[r], quad_max(fmaxf(x[0], x[1])));
-      outgrown |= (block_max[r] - maximum[r]) * units > LAZY_RESCALE_LOG2;
-    }
-    if (__any_sync(WARP_MASK, outgrown)) {
-      UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-        const float rescale = exp2_approx((maximum[r] - finite_or_zero(block_max[r])) * units);
-        maximum[r] = block_max[r];
-        sum[r] *= rescale;
-        UNROLL for (int n = 0; n < V_TILES; ++n) {
-          o.at[r >> 1][n][(r & 1) * 2] *= rescale;
-          o.at[r >> 1][n][(r & 1) * 2 + 1] *= rescale;
-        }
+      float x[MAX_CHAINS];
+      UNROLL for (int n = 0; n < KEY_TILES; ++n) {
+        const float pair = fmaxf(s.at[r >> 1][n][(r & 1) * 2], s.at[r >> 1][n][(r & 1) * 2 + 1]);
+        x[n % MAX_CHAINS] = n < MAX_CHAINS ? pair : fmaxf(x[n % MAX_CHAINS], pair);
       }
+      float top = x[0];
+      UNROLL for (int c = 1; c < MAX_CHAINS; ++c) top = fmaxf(top, x[c]);
+      block_max[r] = FIRST ? quad_max(top) : fmaxf(maximum[r], quad_max(top));
+      if (FIRST) maximum[r] = block_max[r];
+      else outgrown |= (block_max[r] - maximum[r]) * units > LAZY_RESCALE_LOG2;
     }
+    if (FIRST || !__any_sync(WARP_MASK, outgrown)) return false;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      const float factor = exp2_approx((maximum[r] - finite_or_zero(block_max[r])) * units);
+      maximum[r] = block_max[r];
+      sum[r] *= factor;
+      rescale(r, factor);
+    }
+    return true;
+  }
+
+  // Turns the scores into probabilities relative to the running maximum.
+  DEVICE void exponentiate(Scores& s, const ScoreParams& p) {
+    const float units = log2_units(p);
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       const float base = finite_or_zero(maximum[r]), scaled_base = base * units;
       float partial[2] = {0.f, 0.f};

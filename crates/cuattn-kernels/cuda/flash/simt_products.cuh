@@ -3,11 +3,18 @@
 
 constexpr int SHORT_SUM = 8;  // pieces
 
+// Pieces that q.k looks ahead: a second one would not fit the registers beside 64 scores, except in the plainest variant.
+#if defined(EXACT) && BIAS == BIAS_NONE && !defined(SOFTCAP) && !defined(SCORE_MOD)
+constexpr int QK_UNROLL = 2;
+#else
+constexpr int QK_UNROLL = LANE_ROWS * LANE_KEYS > 32 ? 1 : 2;
+#endif
+
 // Adds q.k over pieces [first, end) of the head to s.
 DEVICE void multiply_pieces(Scores& s, const SharedTiles& tiles, const Lane& lane, int first, int end) {
   const float* q = tiles.q + lane.first_row * DIM_CHUNK;
   const float* k = tiles.k + lane.column * DIM_CHUNK;
-  UNROLL_BY(2) for (int c = first; c < end; ++c) {
+  UNROLL_BY(QK_UNROLL) for (int c = first; c < end; ++c) {
     const float* q_piece = q + ((c ^ row_swizzle(lane.row)) << 2);
     const float* k_piece = k + ((c ^ key_swizzle(lane.column)) << 2);
     Piece keys[LANE_KEYS];

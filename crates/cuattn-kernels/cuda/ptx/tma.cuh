@@ -1,0 +1,31 @@
+// The bulk tensor copy engine (sm_90): boxes of a rank-4 tensor to shared memory and back.
+#include "types.cuh"
+
+// A CUtensorMap, as the driver encodes it.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+struct BoxAt {
+  int column, row, head, batch;
+};
+
+DEVICE void tma_prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// A box to `dst`; what lies outside the tensor becomes zeros. `barrier` counts the box's bytes when they have landed.
+DEVICE void tma_load(u32 dst, const TensorMap* map, u32 barrier, BoxAt at) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
+      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch) : "memory");
+}
+// A box from `src`; what lies outside the tensor is not written.
+DEVICE void tma_store(u32 src, const TensorMap* map, BoxAt at) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%1, {%2, %3, %4, %5}], [%0];" ::"r"(src), "l"(map),
+               "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch) : "memory");
+}
+DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the sources of all stores have been read, and may be overwritten.
+DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until all stores are done.
+DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Makes this thread's ordinary writes to shared memory visible to the copy engine and the tensor cores.
+DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
