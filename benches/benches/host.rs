@@ -4,7 +4,9 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use cuattn::Policy;
 use cuattn_core::{Alignment, DType, Mask, Problem, Shape};
+use curt::Capabilities;
 
 fn problem() -> Problem {
     let shape = Shape { batch: 4, q_heads: 32, kv_heads: 8, q_len: 4096, kv_len: 4096, head_dim: 128, v_head_dim: 128 };
@@ -18,6 +20,13 @@ fn checking(c: &mut Criterion) {
     c.bench_function("validate a problem", |b| b.iter(|| black_box(&problem).validate().is_ok()));
 }
 
+fn choosing(c: &mut Criterion) {
+    let (device, problem) = (Capabilities::h200(), problem());
+    c.bench_function("choose an engine", |b| {
+        b.iter(|| cuattn::consider(black_box(&device), black_box(&problem), Policy::Auto).is_ok());
+    });
+}
+
 fn sources(c: &mut Criterion) {
     let variants = cuattn_kernels::variants();
     // The longest text is the one that costs.
@@ -25,5 +34,5 @@ fn sources(c: &mut Criterion) {
     c.bench_function(&format!("assemble {}", longest.name), |b| b.iter(|| black_box(&longest.source).assemble()));
 }
 
-criterion_group!(benches, checking, sources);
+criterion_group!(benches, checking, choosing, sources);
 criterion_main!(benches);

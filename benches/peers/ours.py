@@ -2,6 +2,8 @@
 
 import ctypes
 import json
+import os
+import sysconfig
 
 ABI_VERSION = 1
 
@@ -33,6 +35,8 @@ class Library:
     """The shared library, opened on one CUDA stream."""
 
     def __init__(self, path, stream):
+        # PyTorch's own wheels hold NVRTC and cuBLASLt. This Python need not be an active environment for us to use them.
+        os.environ.setdefault("CURT_WHEELS", sysconfig.get_paths()["purelib"])
         self.lib = ctypes.CDLL(path)
         void = ctypes.c_void_p
         signatures = {
