@@ -44,7 +44,7 @@ embed!(
     "flash/simt.cu",
 );
 
-/// The path by which [`crate::files`] and diagnostics know the user's score modification.
+/// The path by which [`crate::sources`] and diagnostics know the user's score modification.
 pub const SCORE_MOD_FILE: &str = "score_mod";
 
 /// Where `score.cuh` wants the user's text.
