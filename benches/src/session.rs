@@ -113,7 +113,7 @@ impl Session {
         Ok(pairs.iter().map(|(start, end)| Event::elapsed_ms(start, end)).collect::<Result<_, _>>()?)
     }
 
-    /// Host time of a launch: the median over rounds of [`LAUNCHES_IN_FLIGHT`] launches that do not wait for the
+    /// Host time of a launch: the median over rounds of `LAUNCHES_IN_FLIGHT` launches that do not wait for the
     /// device.
     ///
     /// # Errors

@@ -106,7 +106,7 @@ fn clippy() -> anyhow::Result<Outcome> {
 fn docs() -> anyhow::Result<Outcome> {
     succeed(
         repository::cargo()
-            .args(["doc", "--workspace", "--no-deps", "--all-features", "--document-private-items"])
+            .args(["doc", "--workspace", "--no-deps", "--keep-going", "--all-features"])
             .env("RUSTDOCFLAGS", "-D warnings"),
     )
 }
