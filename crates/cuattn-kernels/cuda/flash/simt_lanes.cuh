@@ -36,13 +36,15 @@ struct Lane {
   }
 };
 
-// Over the lanes that share a row.
+// The bits of a lane's number that tell lanes of one row apart: [FIRST_COLUMN_BIT, END_COLUMN_BIT).
+constexpr int FIRST_COLUMN_BIT = ROW_LANES == 1 ? 1 : 2, END_COLUMN_BIT = ROW_LANES == 4 ? 16 : 32;
+
 DEVICE float row_max(float x) {
-  UNROLL for (int mask = ROW_LANES == 1 ? 1 : 2; mask < (ROW_LANES == 4 ? 16 : 32); mask <<= 1) x = fmaxf(x, __shfl_xor_sync(WARP_MASK, x, mask));
+  UNROLL for (int bit = FIRST_COLUMN_BIT; bit < END_COLUMN_BIT; bit <<= 1) x = fmaxf(x, __shfl_xor_sync(WARP_MASK, x, bit));
   return x;
 }
 DEVICE float row_sum(float x) {
-  UNROLL for (int mask = ROW_LANES == 1 ? 1 : 2; mask < (ROW_LANES == 4 ? 16 : 32); mask <<= 1) x += __shfl_xor_sync(WARP_MASK, x, mask);
+  UNROLL for (int bit = FIRST_COLUMN_BIT; bit < END_COLUMN_BIT; bit <<= 1) x += __shfl_xor_sync(WARP_MASK, x, bit);
   return x;
 }
 

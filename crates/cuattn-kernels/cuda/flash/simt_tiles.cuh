@@ -100,7 +100,8 @@ DEVICE void load_tile(const TileCopy<ROWS, COLUMNS, Rows>& copy, bool whole, Swi
   } else {
     UNROLL_BY(2) for (int n = thread; n < ROWS * COLUMNS; n += THREADS) {
       const int r = n / COLUMNS, column = n % COLUMNS;
-      cp_async_4(shared_address(copy.tile + r * COLUMNS + (column ^ swizzle(r) << 2)), copy.from(r, column), copy.count(r, column) > 0 ? 4 : 0);
+      const int bytes = copy.count(r, column) > 0 ? 4 : 0;
+      cp_async_4(shared_address(copy.tile + r * COLUMNS + (column ^ swizzle(r) << 2)), copy.from(r, column), bytes);
     }
   }
 #else
