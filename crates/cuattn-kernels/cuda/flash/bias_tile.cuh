@@ -30,6 +30,7 @@ struct BiasTile {
       const BiasScalar* source = keys > 0 ? bias_row(p.mask, tile.batch, at.head, at.row) + key : static_cast<const BiasScalar*>(p.mask.bias);
       cp_async_16(tile_address + row * PITCH + chunk * 16, source, min_of(16, keys * SIZE));
     }
+    cp_async_commit();  // a group of its own: the main loop waits for committed groups only
   }
 
   // The biases of keys lane_key(.., n) + {0, 1} of the lane's row r.
