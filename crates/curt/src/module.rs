@@ -123,7 +123,8 @@ impl Module {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the module is live, the name is a C string, and the pointer is to a live handle.
         let code = unsafe { core.driver.table.cuModuleGetFunction(&mut handle, self.0.handle, name.as_ptr()) };
-        if code == driver::ERROR_NOT_FOUND {
+        // The driver calls an empty name an invalid value; no module has a kernel of that name either.
+        if code == driver::ERROR_NOT_FOUND || entry.is_empty() {
             return Err(missing());
         }
         core.driver.check("cuModuleGetFunction", code)?;
