@@ -3,6 +3,17 @@
 //! Scores and probabilities share one buffer that every chunk reuses, so a cap bounds the workspace whatever the lengths are. It
 //! also decides where the softmax finds the scores: in a buffer that fits the second-level cache the three steps of a chunk never
 //! go to memory, but a small chunk is a small product, with fewer tiles than the GPU has multiprocessors.
+//!
+//! What a trip through memory costs, for float16 inputs at 4.3 TB/s (an H200): a score is written and read in float32 and its
+//! probability written and read in 16 bits, 12 bytes; keeping scores in float16, as PyTorch's unfused attention does, takes 8.
+//!
+//! | shape | scores | 12 bytes each | 8 bytes each | both products at 600 TFLOP/s |
+//! |---|---|---|---|---|
+//! | b32 h16 512 d128 | 134 M | 0.37 ms | 0.25 ms | 0.11 ms |
+//! | b4 h16 4096 d128 | 1074 M | 3.0 ms | 2.0 ms | 0.92 ms |
+//!
+//! So with 16-bit inputs the scores must not leave the cache. With float32 inputs both keep 16 bytes a score (0.5 and 4.0 ms), while the
+//! products at 51 TFLOP/s take 1.3 and 10.8 ms, and what matters is that they are large. The example `score_cap` measures it.
 
 use cuattn_core::DType;
 
