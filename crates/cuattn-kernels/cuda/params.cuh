@@ -52,3 +52,13 @@ struct FlashParams {
   i32 row_tiles;               // tiles over the q_len * pack rows of a head unit
   i32 section;                 // head units whose tiles are drawn together (tile_scheduler.cuh)
 };
+
+// What the Hopper path needs beside.
+struct Sm90Params {
+  FlashParams flash;
+  u32* counter;                // 0 before the launch and after it: the next tile to draw
+  i32 tiles;
+  // 1, or 0 where K or V has a stride of 0, which a tensor map cannot express: then its map has one head or sequence
+  i32 k_head_step, k_batch_step, v_head_step, v_batch_step;
+  i32 reserved;
+};

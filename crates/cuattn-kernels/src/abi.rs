@@ -125,3 +125,25 @@ pub struct FlashParams {
     /// Head units whose tiles are drawn together.
     pub section: i32,
 }
+
+/// What the Hopper path needs beside [`FlashParams`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Sm90Params {
+    /// What every fused kernel needs.
+    pub flash: FlashParams,
+    /// Device address of a 32-bit counter that is 0 before the launch and after it.
+    pub counter: u64,
+    /// Tiles of the launch.
+    pub tiles: i32,
+    /// 0 where the map of K has one head for all, else 1.
+    pub k_head_step: i32,
+    /// 0 where the map of K has one sequence for all, else 1.
+    pub k_batch_step: i32,
+    /// 0 where the map of V has one head for all, else 1.
+    pub v_head_step: i32,
+    /// 0 where the map of V has one sequence for all, else 1.
+    pub v_batch_step: i32,
+    /// Padding.
+    pub reserved: i32,
+}

@@ -37,6 +37,15 @@ embed!(
     "flash/bias_tile.cuh",
     "flash/selected_product.cuh",
     "flash/mma.cu",
+    "ptx/mbarrier.cuh",
+    "ptx/tma.cuh",
+    "ptx/wgmma.cuh",
+    "ptx/warpgroup.cuh",
+    "flash/repair.cuh",
+    "flash/sm90_block.cuh",
+    "flash/sm90_producer.cuh",
+    "flash/sm90_consumer.cuh",
+    "flash/sm90.cu",
     "flash/simt_lanes.cuh",
     "flash/simt_tiles.cuh",
     "flash/simt_products.cuh",
@@ -60,12 +69,13 @@ pub struct Source {
     entry: &'static str,
     defines: Vec<(&'static str, String)>,
     score_mod: Option<String>,
+    product_widths: Vec<usize>,
 }
 
 impl Source {
     /// A variant of the embedded root file `root`, whose kernel is called `entry`.
     pub fn new(root: &'static str, entry: &'static str) -> Self {
-        Self { root, entry, defines: Vec::new(), score_mod: None }
+        Self { root, entry, defines: Vec::new(), score_mod: None, product_widths: Vec::new() }
     }
 
     /// Adds `#define name value`.
@@ -85,6 +95,15 @@ impl Source {
     #[must_use]
     pub fn score_mod(mut self, body: Option<&str>) -> Self {
         self.score_mod = body.map(str::to_owned);
+        self
+    }
+
+    /// Adds the warpgroup products m64nNk16 of this N (a multiple of 8 up to 256), each once.
+    #[must_use]
+    pub fn product_width(mut self, n: usize) -> Self {
+        if !self.product_widths.contains(&n) {
+            self.product_widths.push(n);
+        }
         self
     }
 
@@ -116,8 +135,39 @@ impl Source {
         if self.score_mod.is_some() {
             text.push_str("#define SCORE_MOD\n");
         }
-        expand(self.root, self.score_mod.as_deref(), &mut HashSet::new(), &mut text);
+        self.expand(self.root, &mut HashSet::new(), &mut text);
         text
+    }
+
+    fn expand(&self, path: &'static str, seen: &mut HashSet<&'static str>, out: &mut String) {
+        if !seen.insert(path) {
+            return;
+        }
+        let _ = writeln!(out, "#line 1 \"{path}\"");
+        let mut lines = file(path).lines().enumerate();
+        while let Some((number, line)) = lines.next() {
+            if line.trim() == REPEAT {
+                let template: Vec<_> = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != END).collect();
+                for &n in &self.product_widths {
+                    let _ = writeln!(out, "#line {} \"{path}\"", number + 2);
+                    template.iter().for_each(|line| writeln_product(out, line, n));
+                }
+                let _ = writeln!(out, "#line {} \"{path}\"", number + 3 + template.len());
+                continue;
+            }
+            let Some(included) = included(line) else {
+                out.push_str(line);
+                out.push('\n');
+                continue;
+            };
+            if included == SCORE_MOD_BODY {
+                let body = self.score_mod.as_deref().unwrap_or_default();
+                let _ = writeln!(out, "#line 1 \"{SCORE_MOD_FILE}\"\n{body}");
+            } else {
+                self.expand(included, seen, out);
+            }
+            let _ = writeln!(out, "#line {} \"{path}\"", number + 2);
+        }
     }
 }
 
@@ -129,24 +179,25 @@ fn file(path: &str) -> &'static str {
     }
 }
 
-fn expand(path: &'static str, score_mod: Option<&str>, seen: &mut HashSet<&'static str>, out: &mut String) {
-    if !seen.insert(path) {
-        return;
+/// Begins and ends the part of a file that stands once for each width of a product. A warpgroup product names each of its N/2
+/// accumulators, and C++ has no way to write a list of a given length into an instruction.
+const REPEAT: &str = "#repeat N";
+const END: &str = "#end";
+
+/// One line of such a part, for products of width `n`: `$N` is n, `$REGISTERS` and `$OPERANDS` the accumulators `d[0]`, …, in the
+/// instruction and as operands, and `%$0`, `%$1`, … the operands after them.
+fn writeln_product(out: &mut String, line: &str, n: usize) {
+    let accumulators = n / 2;
+    let list = |of: &dyn Fn(usize) -> String| (0..accumulators).map(of).collect::<Vec<_>>().join(", ");
+    let mut line = line
+        .replace("$REGISTERS", &list(&|i| format!("%{i}")))
+        .replace("$OPERANDS", &list(&|i| format!("\"+f\"(d[{i}])")))
+        .replace("$N", &n.to_string());
+    for operand in 0..10 {
+        line = line.replace(&format!("%${operand}"), &format!("%{}", accumulators + operand));
     }
-    let _ = writeln!(out, "#line 1 \"{path}\"");
-    for (number, line) in file(path).lines().enumerate() {
-        let Some(included) = included(line) else {
-            out.push_str(line);
-            out.push('\n');
-            continue;
-        };
-        if included == SCORE_MOD_BODY {
-            let _ = writeln!(out, "#line 1 \"{SCORE_MOD_FILE}\"\n{}", score_mod.unwrap_or_default());
-        } else {
-            expand(included, score_mod, seen, out);
-        }
-        let _ = writeln!(out, "#line {} \"{path}\"", number + 2);
-    }
+    out.push_str(&line);
+    out.push('\n');
 }
 
 /// The path in an `#include "…"` line.

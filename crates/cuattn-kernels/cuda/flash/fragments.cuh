@@ -71,10 +71,11 @@ struct BlockContext {
 // Where the lane's rows stand in the problem. Computed when asked for: the main loop has no registers to keep it in.
 struct LanePlace {
   const Tile& tile;
+  const int shift;  // rows by which the lane stands off the place that its warp's number gives
 
-  DEVICE explicit LanePlace(const Tile& tile) : tile(tile) {}
+  DEVICE explicit LanePlace(const Tile& tile, int shift = 0) : tile(tile), shift(shift) {}
   DEVICE PackedRow row(const FlashParams& p, int r) const {
-    return unpack_row(p, tile, computed_here(tile.first_row + (threadIdx.x >> 5) * WARP_ROWS + ((threadIdx.x & 31) >> 2)) + r * 8);
+    return unpack_row(p, tile, computed_here(tile.first_row + shift + (threadIdx.x >> 5) * WARP_ROWS + ((threadIdx.x & 31) >> 2)) + r * 8);
   }
 };
 

@@ -60,21 +60,25 @@ struct SoftmaxState {
       if (FIRST) maximum[r] = block_max[r];
       else outgrown |= (block_max[r] - maximum[r]) * units > LAZY_RESCALE_LOG2;
     }
-    if (FIRST || !__any_sync(WARP_MASK, outgrown)) return false;
-    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-      const float factor = exp2_approx((maximum[r] - finite_or_zero(block_max[r])) * units);
-      maximum[r] = block_max[r];
-      sum[r] *= factor;
-      rescale(r, factor);
+    if constexpr (!FIRST) {
+      if (__any_sync(WARP_MASK, outgrown)) {
+        UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+          const float factor = exp2_approx((maximum[r] - finite_or_zero(block_max[r])) * units);
+          maximum[r] = block_max[r];
+          sum[r] *= factor;
+          rescale(r, factor);
+        }
+        return true;
+      }
     }
-    return true;
+    return false;
   }
 
   // Turns the scores into probabilities relative to the running maximum.
   DEVICE void exponentiate(Scores& s, const ScoreParams& p) {
     const float units = log2_units(p);
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-      const float base = finite_or_zero(maximum[r]), scaled_base = base * units;
+      const float base = finite_or_zero(maximum[r]);
       float partial[2] = {0.f, 0.f};
       UNROLL for (int n = 0; n < KEY_TILES; ++n)
         UNROLL for (int e = 0; e < 2; ++e) {
@@ -82,7 +86,7 @@ struct SoftmaxState {
 #ifdef NATURAL
           x = exp2_approx((x - base) * units);  // subtracted first: finite huge negatives must not overflow
 #else
-          x = exp2_approx(fmaf(x, units, -scaled_base));
+          x = exp2_approx(fmaf(x, units, -(base * units)));
 #endif
           partial[e] += x;
         }

@@ -13,6 +13,10 @@ DEVICE Chunk load_shared_16(u32 address) {
                : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3]) : "r"(address) : "memory");
   return x;
 }
+DEVICE void store_shared_16(u32 address, const Chunk& x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]) : "memory");
+}
+DEVICE void store_shared(u32 address, u16 x) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(x) : "memory"); }
 // Four 8x8 matrices of 16-bit elements from registers; lane l supplies the address of row l%8 of matrix l/8.
 DEVICE void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

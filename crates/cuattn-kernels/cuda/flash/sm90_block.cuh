@@ -1,0 +1,95 @@
+// The block of the Hopper path: its roles, its shared memory and its barriers.
+//
+// WARPGROUPS consumer warpgroups come first and own 64 packed rows each (with SPLIT_KEYS: the same 64 rows, and every other block
+// of keys). The last warpgroup produces: its first lane draws tiles and issues every load; one lane of each of its other warps
+// stores the output of one consumer. A block is persistent: it takes tiles until there are none left, and no barrier spans the
+// boundary of a tile, so the loads of the next one run under the end of this one.
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "flash/bias_tile.cuh"
+#include "flash/online_softmax.cuh"
+
+constexpr int PANEL = 64;                     // columns of a 128-byte swizzled panel
+constexpr int PANEL_ROW = PANEL * 2;          // bytes of its rows
+constexpr int QK_PANELS = ceil_div(HEAD_DIM, PANEL), V_PANELS = ceil_div(V_HEAD_DIM, PANEL);
+constexpr int GROUP_ROWS = 64;
+#ifdef SPLIT_KEYS
+constexpr int Q_SLICES = 1, KEY_STRIDE = WARPGROUPS;
+#else
+constexpr int Q_SLICES = WARPGROUPS, KEY_STRIDE = 1;
+#endif
+constexpr int TILE_ROWS = Q_SLICES * GROUP_ROWS;
+constexpr int CONSUMERS = WARPGROUPS * 128;
+constexpr int RECORDS = 4;                    // tiles of which somebody may still need the record
+
+// A tile, as its producer found it. end_block <= first_block: no key is visible. first_row < 0: there are no more tiles.
+struct alignas(16) TileRecord {
+  Tile tile;
+  Sequence sequence;
+  int first_block, end_block;
+};
+
+constexpr int Q_SLICE_BYTES = GROUP_ROWS * PANEL_ROW * QK_PANELS;
+constexpr int K_PANEL_BYTES = BLOCK_KEYS * PANEL_ROW;
+constexpr int K_BYTES = K_PANEL_BYTES * QK_PANELS, V_BYTES = K_PANEL_BYTES * V_PANELS;
+
+// Addresses in shared memory. Every tile is aligned to the 1024 bytes of the swizzle's pattern.
+struct SharedMap {
+  u32 q, k, v, barriers;
+
+  DEVICE explicit SharedMap(u32 base) : q(base), k(q + Q_STAGES * Q_SLICES * Q_SLICE_BYTES), v(k + KV_STAGES * K_BYTES), barriers(v + KV_STAGES * V_BYTES) {}
+
+  DEVICE u32 q_slice(int stage, int slice) const { return q + (stage * Q_SLICES + slice) * Q_SLICE_BYTES; }
+  // Barriers, 8 bytes each.
+  DEVICE u32 q_full(int stage, int slice) const { return barriers + (stage * Q_SLICES + slice) * 8; }
+  DEVICE u32 q_empty(int stage, int slice) const { return q_full(stage, slice) + Q_STAGES * Q_SLICES * 8; }
+  DEVICE u32 o_full(int stage, int slice) const { return q_empty(stage, slice) + Q_STAGES * Q_SLICES * 8; }
+  DEVICE u32 k_full(int stage) const { return barriers + (3 * Q_STAGES * Q_SLICES + stage) * 8; }
+  DEVICE u32 k_empty(int stage) const { return k_full(stage) + KV_STAGES * 8; }
+  DEVICE u32 v_full(int stage) const { return k_full(stage) + 2 * KV_STAGES * 8; }
+  DEVICE u32 v_empty(int stage) const { return k_full(stage) + 3 * KV_STAGES * 8; }
+
+  DEVICE void init_barriers() const {
+    for (int stage = 0; stage < Q_STAGES; ++stage)
+      for (int slice = 0; slice < Q_SLICES; ++slice) {
+        mbarrier_init(q_full(stage, slice), 1);
+#ifdef DIRECT_STORE
+        mbarrier_init(q_empty(stage, slice), 4 * KEY_STRIDE);  // a lane of each warp that reads it
+#else
+        mbarrier_init(q_empty(stage, slice), 1);               // the lane that stored the output which took its place
+#endif
+        mbarrier_init(o_full(stage, slice), 4);
+      }
+    for (int stage = 0; stage < KV_STAGES; ++stage) {
+      mbarrier_init(k_full(stage), 1);
+      mbarrier_init(v_full(stage), 1);
+      mbarrier_init(k_empty(stage), 4 * Q_SLICES);
+      mbarrier_init(v_empty(stage), 4 * Q_SLICES);
+    }
+    mbarrier_fence_init();
+  }
+};
+
+// A place in a ring of STAGES buffers, and the parity of the pass through it.
+template <int STAGES> struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+
+  DEVICE void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Named barriers. 0 is __syncthreads.
+constexpr int BARRIER_TURN = 1;                               // + warpgroup: its turn to issue products
+constexpr int BARRIER_GROUP = BARRIER_TURN + WARPGROUPS;      // + warpgroup: its own threads
+constexpr int BARRIER_CONSUMERS = BARRIER_GROUP + WARPGROUPS; // all consumers
+constexpr int BARRIER_PARTIAL = BARRIER_CONSUMERS + 1;        // SPLIT_KEYS: the other half of a tile has been handed over
+constexpr int BARRIER_TAKEN = BARRIER_PARTIAL + 1;            // SPLIT_KEYS: and taken

@@ -1,0 +1,297 @@
+// A consumer warpgroup: 64 rows of a tile, from Q K^T to the finished output.
+//
+// The order of one step, for block n of keys (from the last one down):
+//   S = Q K(n) and, behind it, O += P V(n+1) are issued; while the second runs, the softmax turns S into the next P.
+// Two warpgroups take turns at issuing (PING_PONG), so that one's softmax runs under the other's products.
+#include "flash/sm90_producer.cuh"
+#include "flash/repair.cuh"
+
+struct Consumer {
+  const Block& block;
+  const int group;     // which warpgroup
+  const int slice;     // whose query slice
+  Ring<KV_STAGES> ring;
+  Output o;
+  SoftmaxState state;
+  u32 weights[BLOCK_KEYS / 4];     // P, rounded, as the A operands of the next product
+  bool o_is_empty;                 // nothing has been added to o yet
+  bool rescale_due;
+  float rescale[LANE_ROWS];
+
+  DEVICE Consumer(const Block& block, int group) : block(block), group(group), slice(Q_SLICES == 1 ? 0 : group) {}
+
+  DEVICE float (&flat(Scores& s) const)[BLOCK_KEYS / 2] { return reinterpret_cast<float(&)[BLOCK_KEYS / 2]>(s.at); }
+  DEVICE float (&flat_output())[V_COLUMNS / 2] { return reinterpret_cast<float(&)[V_COLUMNS / 2]>(o.at); }
+  // With SPLIT_KEYS all warpgroups stand at the same rows.
+  DEVICE LanePlace lane_place(const TileRecord& record) const { return LanePlace(record.tile, (slice - group) * GROUP_ROWS); }
+  DEVICE bool is_leader() const { return (threadIdx.x & 31) == 0; }
+
+  // s = Q K^T with the K in `stage`.
+  DEVICE void issue_qk(Scores& s, int stage, int q_stage) const {
+    const u32 q = descriptor(block.shared.q_slice(q_stage, slice), 16), k = descriptor(block.shared.k + stage * K_BYTES, 16);
+    UNROLL for (int step = 0; step < QK_COLUMNS / 16; ++step)
+      wgmma_ab(flat(s), q + (step / 4 * GROUP_ROWS * PANEL_ROW + step % 4 * 32) / 16, k + (step / 4 * K_PANEL_BYTES + step % 4 * 32) / 16, step != 0);
+    wgmma_commit();
+  }
+
+  // o += P V with the V in `stage`.
+  DEVICE void issue_pv(int stage) {
+    const u32 v = descriptor(block.shared.v + stage * V_BYTES, K_PANEL_BYTES);
+    wgmma_fence();
+    UNROLL for (int step = 0; step < BLOCK_KEYS / 16; ++step) {
+      const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(weights[step * 4]);
+      wgmma_rb(flat_output(), a, v + step * 16 * PANEL_ROW / 16, step != 0 || !o_is_empty);
+    }
+    wgmma_commit();
+    o_is_empty = false;
+  }
+
+  DEVICE void round_weights(const Scores& s) {
+    UNROLL for (int i = 0; i < BLOCK_KEYS / 4; ++i)
+      weights[i] = Element::pack(s.at[0][i / 2][i % 2 * 2], s.at[0][i / 2][i % 2 * 2 + 1]);
+  }
+
+  DEVICE void apply_rescale() {
+    if (rescale_due)
+      UNROLL for (int r = 0; r < LANE_ROWS; ++r) o.scale_row(r, rescale[r]);
+    rescale_due = false;
+  }
+
+  template <bool FIRST> DEVICE bool softmax(Scores& s) {
+    const bool due = state.raise_maximum<FIRST>(s, block.params.flash.score, [&](int r, float factor) { rescale[r] = factor; });
+    state.exponentiate(s, block.params.flash.score);
+    return due;
+  }
+
+  // Masks, and what else a score goes through before the softmax.
+  template <bool MASKED> DEVICE void finish(Scores& s, const TileRecord& record, int n) const {
+    const LanePlace place = lane_place(record);
+    finish_scores(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS, 0);
+    if (MASKED) mask_scores(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS);
+  }
+
+  // One step: block n, and the values of the block after it, which lie in `previous`.
+  template <bool MASKED> DEVICE void step(const TileRecord& record, int n, int q_stage, bool last) {
+    const int previous_stage = ring.stage;
+    const u32 previous_parity = ring.parity;
+    next_block();
+    Scores s;
+    mbarrier_wait(block.shared.k_full(ring.stage), ring.parity);
+    take_turn();
+    pin(flat(s));
+    wgmma_fence();
+    issue_qk(s, ring.stage, q_stage);
+#ifdef RESCALE_BEFORE
+    apply_rescale();
+#endif
+    mbarrier_wait(block.shared.v_full(previous_stage), previous_parity);
+    pin(weights);
+    pin(flat_output());
+    issue_pv(previous_stage);
+    pass_turn();
+    wgmma_wait<1>();
+    pin(flat(s));
+    release_k(q_stage, last);
+    finish<MASKED>(s, record, n);
+    const bool due = softmax<false>(s);
+    wgmma_wait<0>();
+    pin(flat_output());
+    pin(weights);
+    if (is_leader()) mbarrier_arrive(block.shared.v_empty(previous_stage));
+    round_weights(s);
+    rescale_due = due;
+#ifndef RESCALE_BEFORE
+    apply_rescale();
+#endif
+  }
+
+  // The first block of a tile, whose softmax nothing runs beside.
+  DEVICE void first_step(const TileRecord& record, int n, int q_stage, bool last) {
+    mbarrier_wait(block.shared.k_full(ring.stage), ring.parity);
+    Scores s;
+    pin(flat(s));
+    wgmma_fence();
+    issue_qk(s, ring.stage, q_stage);
+    wgmma_wait<0>();
+    pin(flat(s));
+    release_k(q_stage, last);
+    finish<true>(s, record, n);
+    softmax<true>(s);
+    round_weights(s);
+    o_is_empty = true;
+    rescale_due = false;
+  }
+
+  DEVICE void last_product() {
+    apply_rescale();
+    mbarrier_wait(block.shared.v_full(ring.stage), ring.parity);
+    pin(weights);
+    pin(flat_output());
+    issue_pv(ring.stage);
+    wgmma_wait<0>();
+    pin(flat_output());
+    if (is_leader()) mbarrier_arrive(block.shared.v_empty(ring.stage));
+  }
+
+  DEVICE void next_block() {
+    UNROLL for (int i = 0; i < KEY_STRIDE; ++i) ring.advance();
+  }
+
+  DEVICE void release_k(int q_stage, bool last) const {
+    if (!is_leader()) return;
+    mbarrier_arrive(block.shared.k_empty(ring.stage));
+#ifdef DIRECT_STORE
+    if (last) mbarrier_arrive(block.shared.q_empty(q_stage, slice));
+#endif
+  }
+
+  DEVICE void take_turn() const {
+#ifdef PING_PONG
+    named_barrier_sync(BARRIER_TURN + group, 256);
+#endif
+  }
+  DEVICE void pass_turn() const {
+#ifdef PING_PONG
+    named_barrier_arrive(BARRIER_TURN + (group + 1) % WARPGROUPS, 256);
+#endif
+  }
+
+  // Values of keys beyond the sequence's length are whatever the tensor holds there, and 0 * NaN is NaN: they become zeros. Only the
+  // block that a tile begins with can hold such keys, and only where lengths come from the device.
+  DEVICE void clear_values_beyond(const TileRecord& record, int n) const {
+    const int valid = record.sequence.kv_len - n * BLOCK_KEYS;
+    if (valid >= BLOCK_KEYS || record.sequence.kv_len == block.params.flash.mask.kv_len) return;
+    mbarrier_wait(block.shared.v_full(ring.stage), ring.parity);
+    const u32 v = block.shared.v + ring.stage * V_BYTES;
+    for (int i = threadIdx.x; i < (BLOCK_KEYS - valid) * V_PANELS * 8; i += CONSUMERS) {
+      const int row = valid + i / (V_PANELS * 8), chunk = i % (V_PANELS * 8);
+      store_shared_16(v + chunk / 8 * K_PANEL_BYTES + row * PANEL_ROW + chunk % 8 * 16, Chunk{});
+    }
+    fence_async_proxy();
+    named_barrier_sync(BARRIER_CONSUMERS, CONSUMERS);
+  }
+
+  // All blocks of a tile: those that the end of some row's keys cuts, those that every row sees, those that a window's left edge cuts.
+  DEVICE void multiply(const TileRecord& record, int q_stage) {
+    const RowSpan rows(block.params.flash, record.sequence, record.tile.first_row + slice * GROUP_ROWS, GROUP_ROWS);
+    const int first = warp_uniform(record.first_block);
+    int n = warp_uniform(record.end_block) - 1;
+    clear_values_beyond(record, n);
+    first_step(record, n, q_stage, n == first);
+#pragma unroll 1
+    for (--n; n >= first && !rows.sees_all(n * BLOCK_KEYS, (n + 1) * BLOCK_KEYS); --n) step<true>(record, n, q_stage, n == first);
+#pragma unroll 1
+    for (; n >= first && rows.sees_all(n * BLOCK_KEYS, (n + 1) * BLOCK_KEYS); --n) step<false>(record, n, q_stage, n == first);
+#pragma unroll 1
+    for (; n >= first; --n) step<true>(record, n, q_stage, n == first);
+    last_product();
+  }
+
+  // The rows of this warpgroup, rounded: into the query slice, which its last product has read, for the producer to store.
+  DEVICE void stage_output(const RowResult& result, int q_stage) const {
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    const u32 row = block.shared.q_slice(q_stage, slice) + (warp * 16 + (lane & 15)) * PANEL_ROW;
+    UNROLL for (int pair = 0; pair < V_TILES / 2; ++pair) {
+      const float(&left)[4] = o.at[0][2 * pair], (&right)[4] = o.at[0][2 * pair + 1];
+      stmatrix_x4(row + pair / 4 * GROUP_ROWS * PANEL_ROW + ((2 * (pair & 3) + (lane >> 4)) ^ (lane & 7)) * 16,
+                  Element::pack(left[0] * result.factor[0], left[1] * result.factor[0]),
+                  Element::pack(left[2] * result.factor[1], left[3] * result.factor[1]),
+                  Element::pack(right[0] * result.factor[0], right[1] * result.factor[0]),
+                  Element::pack(right[2] * result.factor[1], right[3] * result.factor[1]));
+    }
+  }
+
+  // The same straight to memory: four lanes hold a row's pairs of columns, and exchange them until each has 16 bytes in a row.
+  DEVICE void write_output(const RowResult& result, const TileRecord& record) const {
+    const FlashParams& p = block.params.flash;
+    const int lane = threadIdx.x & 31, quad = lane & 3;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      const int row = record.tile.first_row + slice * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2) + r * 8;
+      Scalar* out = static_cast<Scalar*>(p.o) + record.tile.batch * p.o_strides.batch + record.tile.head * p.o_strides.head + row * p.o_strides.row;
+      UNROLL for (int first = 0; first < V_TILES; first += 4) {
+        Chunk chunk;
+        UNROLL for (int i = 0; i < 4; ++i)
+          chunk.word[i] = first + i < V_TILES ? Element::pack(o.at[0][first + i][r * 2] * result.factor[r], o.at[0][first + i][r * 2 + 1] * result.factor[r]) : 0;
+        transpose_in_quad(chunk, quad);
+        const int column = (first + quad) * 8;
+        if (row < record.sequence.q_len && column < V_HEAD_DIM) *reinterpret_cast<Chunk*>(out + column) = chunk;
+      }
+    }
+  }
+
+  // Word i of lane q goes to word q of lane i.
+  static DEVICE void transpose_in_quad(Chunk& c, int quad) {
+    UNROLL for (int bit = 1; bit <= 2; bit <<= 1) {
+      const bool upper = quad & bit;
+      UNROLL for (int i = 0; i < 4; ++i) {
+        if (i & bit) continue;
+        u32& low = c.word[i];
+        u32& high = c.word[i | bit];
+        const u32 received = __shfl_xor_sync(WARP_MASK, upper ? low : high, bit);
+        if (upper) low = received;
+        else high = received;
+      }
+    }
+  }
+
+  DEVICE void write_log_sum_exp(const RowResult& result, const TileRecord& record) const {
+    const FlashParams& p = block.params.flash;
+    if (p.log_sum_exp == nullptr || (threadIdx.x & 3) != 0) return;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      const int row = record.tile.first_row + slice * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2) + r * 8;
+      if (row < record.sequence.q_len)
+        p.log_sum_exp[((i64)record.tile.batch * p.q_heads + record.tile.head) * p.mask.q_len + row] = result.log_sum_exp[r];
+    }
+  }
+
+  DEVICE void epilogue(const TileRecord& record, int q_stage) {
+    const FlashParams& p = block.params.flash;
+    const LanePlace place = lane_place(record);
+    const RowResult result = state.finish(p, place);
+    write_log_sum_exp(result, record);
+#ifdef DIRECT_STORE
+    write_output(result, record);
+    __syncwarp();
+    repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int, const PackedRow& at, int column, float value) {
+      Scalar* out = static_cast<Scalar*>(p.o) + record.tile.batch * p.o_strides.batch + at.head * p.o_strides.head + at.row * p.o_strides.row;
+      out[column] = Element::store(value);
+    });
+#else
+    stage_output(result, q_stage);
+    __syncwarp();
+    repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int row, const PackedRow&, int column, float value) {
+      const u32 staged = block.shared.q_slice(q_stage, slice) + column / PANEL * GROUP_ROWS * PANEL_ROW + (((threadIdx.x >> 5) & 3) * 16 + row) * PANEL_ROW;
+      store_shared(staged + ((column % PANEL / 8) ^ (row & 7)) * 16 + column % 8 * 2, Element::store(value));
+    });
+    fence_async_proxy();
+    __syncwarp();
+    if (is_leader()) mbarrier_arrive(block.shared.o_full(q_stage, slice));
+#endif
+  }
+
+  DEVICE void run() {
+    Ring<Q_STAGES> q_ring;
+    ring.stage = KV_STAGES - 1;
+    ring.parity = 1;
+#ifdef PING_PONG
+    if (group == 0) named_barrier_arrive(BARRIER_TURN, 256);
+#endif
+#pragma unroll 1
+    for (int slot = 0;; slot = (slot + 1) % RECORDS, q_ring.advance()) {
+      mbarrier_wait(block.shared.q_full(q_ring.stage, slice), q_ring.parity);
+      const TileRecord& record = block.records[slot];
+      if (record.tile.first_row < 0) break;
+      state.clear();
+      if (record.end_block > record.first_block) {
+        ring.advance();
+        multiply(record, q_ring.stage);
+      } else {
+        o.clear();
+#ifdef DIRECT_STORE
+        if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_ring.stage, slice));
+#endif
+      }
+      epilogue(record, q_ring.stage);
+    }
+  }
+};

@@ -1,0 +1,199 @@
+//! The Hopper path: `flash/sm90.cu`, with TMA, wgmma and warpgroups of different roles.
+
+use crate::{Architecture, Element, Source, Variant};
+
+/// The kernel's name.
+pub const ENTRY: &str = "flash_sm90";
+
+/// Largest head size.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// Columns of a panel: how tiles lie in shared memory, and how wide the boxes of tensor maps are.
+pub const PANEL: usize = 64;
+
+/// Query rows of a consumer warpgroup, and of the boxes that load and store them.
+pub const GROUP_ROWS: usize = 64;
+
+/// How a block divides its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Consumer warpgroups, 64 rows each.
+    pub warpgroups: usize,
+    /// Keys of a step.
+    pub block_keys: usize,
+    /// Sets of query slices: with 2, the next tile's queries are loaded under this one.
+    pub q_stages: usize,
+    /// Stages of K and of V.
+    pub kv_stages: usize,
+    /// Whether warpgroups take turns at issuing products.
+    pub ping_pong: bool,
+    /// Whether consumers write their output themselves, instead of by way of their query slice and the copy engine.
+    pub direct_store: bool,
+}
+
+impl Tile {
+    /// Threads of a block: the consumers, and the warpgroup that loads and stores.
+    pub const fn threads(&self) -> usize {
+        (self.warpgroups + 1) * 128
+    }
+
+    /// Query rows of a tile.
+    pub const fn block_rows(&self) -> usize {
+        self.warpgroups * GROUP_ROWS
+    }
+
+    /// Registers of a consumer's and of a producer's thread. They share the 65,536 of a multiprocessor.
+    const fn registers(&self) -> (usize, usize) {
+        match self.warpgroups {
+            1 => (256, 56),
+            2 => (232, 40),
+            _ => (160, 32),
+        }
+    }
+}
+
+/// One row of the tile table.
+struct TileChoice {
+    head_dim: usize,
+    v_head_dim: usize,
+    tile: Tile,
+}
+
+const fn tile(warpgroups: usize, block_keys: usize, q_stages: usize, kv_stages: usize) -> Tile {
+    Tile { warpgroups, block_keys, q_stages, kv_stages, ping_pong: true, direct_store: false }
+}
+
+/// The first row that holds the head sizes is taken.
+const TILES: &[TileChoice] = &[
+    TileChoice { head_dim: 64, v_head_dim: 64, tile: tile(2, 128, 2, 3) },
+    TileChoice { head_dim: 128, v_head_dim: 128, tile: tile(2, 128, 2, 2) },
+    TileChoice { head_dim: 192, v_head_dim: 128, tile: tile(2, 128, 1, 2) },
+    TileChoice { head_dim: 192, v_head_dim: 192, tile: Tile { direct_store: true, ..tile(2, 96, 1, 2) } },
+    TileChoice {
+        head_dim: 256,
+        v_head_dim: 256,
+        tile: Tile { direct_store: true, ping_pong: false, ..tile(2, 64, 1, 2) },
+    },
+];
+
+/// A variant of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sm90 {
+    /// f16 or bf16.
+    pub element: Element,
+    /// A multiple of 8, at most [`MAX_HEAD_DIM`].
+    pub head_dim: usize,
+    /// A multiple of 8, at most [`MAX_HEAD_DIM`].
+    pub v_head_dim: usize,
+    /// How a block divides its work.
+    pub tile: Tile,
+    /// Whether scores are softcapped.
+    pub softcap: bool,
+    /// The user's score modification.
+    pub score_mod: Option<String>,
+    /// Whether the scale is negative or 0: then it cannot be folded into the exponential.
+    pub unusual_scale: bool,
+}
+
+impl Sm90 {
+    /// Attention without softcap or score modification, in the tile for its head sizes.
+    pub fn plain(element: Element, head_dim: usize, v_head_dim: usize) -> Self {
+        let fits = |choice: &&TileChoice| head_dim <= choice.head_dim && v_head_dim <= choice.v_head_dim;
+        let mut tile = TILES.iter().find(fits).unwrap_or(&TILES[TILES.len() - 1]).tile;
+        // An output wider than the queries does not fit where they lay.
+        tile.direct_store |= v_head_dim.div_ceil(PANEL) > head_dim.div_ceil(PANEL);
+        Self { element, head_dim, v_head_dim, tile, softcap: false, score_mod: None, unusual_scale: false }
+    }
+
+    /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k`.
+    pub fn is_natural(&self) -> bool {
+        self.softcap || self.score_mod.is_some() || self.unusual_scale
+    }
+
+    /// The kernel's source. It takes the maps of q, k, v and o and one [`crate::abi::Sm90Params`].
+    pub fn source(&self) -> Source {
+        let (consumer, producer) = self.tile.registers();
+        let v_columns = self.v_head_dim.next_multiple_of(16);
+        Source::new("flash/sm90.cu", ENTRY)
+            .define("ELEMENT", self.element as u32)
+            .define("HEAD_DIM", self.head_dim)
+            .define("V_HEAD_DIM", self.v_head_dim)
+            .define("WARPGROUPS", self.tile.warpgroups)
+            .define("BLOCK_KEYS", self.tile.block_keys)
+            .define("Q_STAGES", self.tile.q_stages)
+            .define("KV_STAGES", self.tile.kv_stages)
+            .define("CONSUMER_REGISTERS", consumer)
+            .define("PRODUCER_REGISTERS", producer)
+            .define_if(self.tile.ping_pong, "PING_PONG")
+            .define_if(self.tile.direct_store, "DIRECT_STORE")
+            .define_if(self.v_head_dim > 128, "RESCALE_BEFORE")
+            .define_if(self.softcap, "SOFTCAP")
+            .define_if(self.is_natural(), "NATURAL")
+            .product_width(self.tile.block_keys)
+            .product_width(v_columns)
+            .score_mod(self.score_mod.as_deref())
+    }
+
+    /// Dynamic shared memory of a block. Mirrors `SharedMap`.
+    pub fn shared_bytes(&self) -> usize {
+        let Tile { warpgroups, block_keys, q_stages, kv_stages, .. } = self.tile;
+        let row = |dim: usize| dim.div_ceil(PANEL) * PANEL * 2;
+        let q = q_stages * warpgroups * GROUP_ROWS * row(self.head_dim);
+        let kv = kv_stages * block_keys * (row(self.head_dim) + row(self.v_head_dim));
+        q + kv + 8 * (3 * q_stages * warpgroups + 4 * kv_stages)
+    }
+}
+
+/// The variants of the compile suite.
+pub fn variants() -> Vec<Variant> {
+    let mut all = Vec::new();
+    let mut push = |name: String, sm90: Sm90, tuned| {
+        let architectures = Architecture::HOPPER;
+        all.push(Variant { name: format!("flash/sm90 {name}"), source: sm90.source(), architectures, tuned });
+    };
+    for element in [Element::F16, Element::Bf16] {
+        let of = element.name();
+        for (d, dv) in [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)] {
+            push(format!("{of} d{d} v{dv}"), Sm90::plain(element, d, dv), true);
+        }
+    }
+    for d in [64, 128, 256] {
+        let plain = Sm90::plain(Element::Bf16, d, d);
+        push(format!("bf16 d{d} softcap"), Sm90 { softcap: true, ..plain.clone() }, true);
+        push(format!("bf16 d{d} negative scale"), Sm90 { unusual_scale: true, ..plain.clone() }, true);
+        let alibi = Some("return score - 0.5f * fabsf((float)(q - k));".to_owned());
+        push(format!("bf16 d{d} score mod"), Sm90 { score_mod: alibi, ..plain }, false);
+    }
+    for d in [8, 40, 72, 80, 112, 136, 160, 200] {
+        push(format!("f16 d{d}"), Sm90::plain(Element::F16, d, d), false);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tile_fits_a_hopper_block() {
+        for d in (8..=MAX_HEAD_DIM).step_by(8) {
+            for dv in (8..=MAX_HEAD_DIM).step_by(8) {
+                let sm90 = Sm90::plain(Element::Bf16, d, dv);
+                // The records of four tiles are static.
+                assert!(sm90.shared_bytes() + 4 * 48 <= 232_448, "{d}/{dv}: {}", sm90.shared_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn an_output_that_is_staged_fits_its_query_slice() {
+        for choice in TILES {
+            let panels = |dim: usize| dim.div_ceil(PANEL);
+            assert!(choice.tile.direct_store || panels(choice.v_head_dim) <= panels(choice.head_dim));
+        }
+        for (d, dv) in [(64, 128), (40, 128), (64, 256), (128, 192)] {
+            let tile = Sm90::plain(Element::F16, d, dv).tile;
+            assert!(tile.direct_store || dv.div_ceil(PANEL) <= d.div_ceil(PANEL), "{d}/{dv}");
+        }
+    }
+}
