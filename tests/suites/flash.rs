@@ -8,7 +8,7 @@ use cuattn_core::{
     Alignment, BiasKind, DType, Engine, IndexType, KeyLengths, Mask, Operands, PlanError, Problem, ScoreMod, Shape,
     Strides, Window,
 };
-use cuattn_flash::Flash;
+use cuattn_flash::{Flash, FlashPath, Path};
 use cuattn_phase2a::Phase2a;
 use curt::{DevicePtr, Runtime};
 use rand::Rng;
@@ -36,9 +36,11 @@ pub fn suite() -> Suite {
             "shared_tile",
         ])
         .case("plain", |cx| check_space(cx, &Flash, &sixteen_bit(Space::plain()), cx.scaled(60, 6)))
-        .case("tensor cores, everything", |cx| check_space(cx, &Flash, &tensor_cores(), cx.scaled(1500, 40)))
-        .case("tensor cores, biases", |cx| check_space(cx, &Flash, &biased(), cx.scaled(400, 12)))
-        .case("tensor cores, short queries", |cx| check_space(cx, &Flash, &short_queries(), cx.scaled(300, 10)))
+        .case("the best path, without a bias", |cx| check_space(cx, &Flash, &unbiased(), cx.scaled(1000, 30)))
+        .case("the best path, tiles of every length", |cx| check_space(cx, &Flash, &long(), cx.scaled(200, 4)))
+        .case("mma, everything", |cx| check_space(cx, &MMA, &tensor_cores(), cx.scaled(1000, 30)))
+        .case("mma, biases", |cx| check_space(cx, &MMA, &biased(), cx.scaled(400, 12)))
+        .case("mma, short queries", |cx| check_space(cx, &MMA, &short_queries(), cx.scaled(300, 10)))
         .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(600, 16)))
         .case("any head size, layout and alignment", |cx| check_space(cx, &Flash, &odd(), cx.scaled(500, 16)))
         .case("agrees with phase2a", agrees_with_phase2a)
@@ -52,6 +54,9 @@ pub fn suite() -> Suite {
         .case("no score tensor", no_score_tensor)
         .case("refusals", refusals)
 }
+
+/// The path that other devices than Hopper take, wherever the suite runs.
+const MMA: FlashPath = FlashPath(Path::Mma);
 
 fn sixteen_bit(space: Space) -> Space {
     Space { dtypes: vec![DType::F16, DType::Bf16], ..space }
@@ -71,6 +76,22 @@ fn tensor_cores() -> Space {
             Layout::BroadcastKv,
         ],
         ..sixteen_bit(Space::full())
+    }
+}
+
+fn unbiased() -> Space {
+    Space { biases: Vec::new(), ..tensor_cores() }
+}
+
+/// Several tiles of rows and many blocks of keys, so that persistent blocks go through more than one tile.
+fn long() -> Space {
+    Space {
+        heads: vec![(16, 16), (16, 4), (24, 8)],
+        head_dims: vec![64, 128, 192, 256],
+        q_lens: vec![511, 512, 513, 1000, 1024],
+        kv_lens: vec![512, 700, 1024, 1025, 2000],
+        multiplications: 1 << 31,
+        ..unbiased()
     }
 }
 

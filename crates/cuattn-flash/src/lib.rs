@@ -9,10 +9,11 @@
 //!
 //! | path | device | takes |
 //! |---|---|---|
+//! | `sm90` | sm_90 | f16, bf16; head sizes that are multiples of 8 up to 256; no bias; strides that a tensor map can express; queries that fill a tile |
 //! | `mma` | sm_80 and up | f16, bf16; head sizes that are multiples of 8 up to 256; strides of multiples of 8; 16-byte aligned pointers |
 //! | `simt` | any | every dtype, head size, stride and alignment; float32 with float32 accuracy |
 //!
-//! A plan for `mma` also holds the `simt` kernel, and a launch whose pointers are not aligned takes it: slower, but never a
+//! A plan for `sm90` or `mma` also holds the `simt` kernel, and a launch whose pointers are not aligned takes it: slower, but never a
 //! failure. [`Engine::consider`] says which path a problem takes and, for each path that it does not, every reason.
 //!
 //! ```
@@ -22,11 +23,11 @@
 //! let device = curt::Capabilities::h200();
 //!
 //! let half = Flash.consider(&device, &Problem::bhsd(shape, DType::Bf16))?;
-//! assert_eq!(half.path, "mma");
+//! assert_eq!(half.path, "sm90");
 //!
 //! let single = Flash.consider(&device, &Problem::bhsd(shape, DType::F32))?;
 //! assert_eq!(single.path, "simt");
-//! assert!(single.refused[0].to_string().contains("f32"));
+//! assert!(single.refused[1].to_string().contains("f32"));
 //! # Ok::<(), cuattn_core::Refusal>(())
 //! ```
 //!
@@ -39,10 +40,13 @@
 mod engine;
 mod mma;
 mod outline;
+mod path;
 mod plan;
 mod simt;
+mod sm90;
 
-pub use engine::Flash;
+pub use engine::{Flash, FlashPath};
+pub use path::Path;
 
 #[doc(no_inline)]
 pub use cuattn_core::Engine;

@@ -5,9 +5,8 @@ use cuattn_core::{DType, Problem, Reason};
 use cuattn_kernels::flash::mma::{self, Limits, Mma};
 use curt::Capabilities;
 
+use crate::Path;
 use crate::outline::{Grid, Kernel, Rows};
-
-pub(crate) const PATH: &str = "mma";
 
 /// Bytes of the pieces in which tiles are copied.
 const PIECE: usize = 16;
@@ -37,7 +36,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
         let need = variant.shared_bytes();
         let got = device.shared_bytes_per_block;
         let instead = "the simt path takes any head size".to_owned();
-        return Err(vec![Reason::SharedMemory { by: PATH.to_owned(), need, got, instead }]);
+        return Err(vec![Reason::SharedMemory { by: Path::Mma.name().to_owned(), need, got, instead }]);
     };
     let block_rows = variant.tile.block_rows();
     let grid = Grid::new(problem, Rows::of(problem, block_rows), block_rows, 1).map_err(|reason| vec![reason])?;
@@ -47,13 +46,14 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
     ];
     details.extend(grid.details());
     Ok(Kernel {
-        path: PATH,
+        path: Path::Mma,
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,
         shared_bytes: variant.shared_bytes() as u32,
         alignment: PIECE,
         why: format!("{} at head size {} fits the tensor cores", problem.dtype, shape.head_dim),
+        sm90: None,
         details,
     })
 }
@@ -61,7 +61,8 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
 fn reasons_against(device: &Capabilities, problem: &Problem) -> Vec<Reason> {
     let shape = problem.shape;
     let mut reasons = Vec::new();
-    let mut refuse = |feature: String, instead: &str| reasons.push(Reason::unsupported(feature, PATH, instead));
+    let path = Path::Mma.name();
+    let mut refuse = |feature: String, instead: &str| reasons.push(Reason::unsupported(feature, path, instead));
     if problem.dtype == DType::F32 {
         refuse("f32 tensors".to_owned(), "tensor cores would round them; the simt path keeps float32 accuracy");
     }
@@ -81,10 +82,10 @@ fn reasons_against(device: &Capabilities, problem: &Problem) -> Vec<Reason> {
     }
     if device.compute_capability.0 < 8 {
         reasons.push(Reason::ArchUnsupported {
-            by: PATH.to_owned(),
+            by: Path::Mma.name().to_owned(),
             need: "8.0 or newer".to_owned(),
             got: device.compute_capability,
-            instead: "the simt path runs on any device".to_owned(),
+            instead: "no path of this engine runs on it".to_owned(),
         });
     }
     reasons

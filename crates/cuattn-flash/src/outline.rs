@@ -5,19 +5,20 @@ use cuattn_core::{EngineId, Explanation, Problem, Reason, Refusal};
 use cuattn_kernels::Source;
 use curt::Capabilities;
 
-use crate::{mma, simt};
+use crate::{Path, mma, simt, sm90};
 
 /// A kernel and how it is launched for one problem.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    /// `mma` or `simt`.
-    pub(crate) path: &'static str,
+    pub(crate) path: Path,
     pub(crate) source: Source,
     pub(crate) grid: Grid,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
     /// Alignment in bytes that q, k, v, o and the bias must have.
     pub(crate) alignment: usize,
+    /// What the `sm90` path's launch needs beside.
+    pub(crate) sm90: Option<sm90::Geometry>,
     pub(crate) why: String,
     pub(crate) details: Vec<String>,
 }
@@ -33,7 +34,8 @@ pub(crate) struct Outline {
 }
 
 impl Outline {
-    pub(crate) fn new(device: &Capabilities, problem: &Problem) -> Result<Self, Refusal> {
+    /// The first of `paths` that takes the problem.
+    pub(crate) fn new(device: &Capabilities, problem: &Problem, paths: &[Path]) -> Result<Self, Refusal> {
         problem.validate()?;
         let mut reasons = Vec::new();
         if let Some(scores) = problem.scores {
@@ -55,15 +57,24 @@ impl Outline {
         if problem.shape.is_empty() {
             return Ok(Self { kernel: None, unaligned: None, refused: Vec::new() });
         }
-        match mma::kernel(device, problem) {
-            Ok(kernel) => {
-                Ok(Self { kernel: Some(kernel), unaligned: Some(simt::kernel(device, problem)?), refused: Vec::new() })
-            }
-            Err(reasons) => {
-                let refused = vec![Refusal::by_path(EngineId::Flash, mma::PATH, reasons)];
-                Ok(Self { kernel: Some(simt::kernel(device, problem)?), unaligned: None, refused })
+        let mut refused = Vec::new();
+        for &path in paths {
+            let kernel = match path {
+                Path::Sm90 => sm90::kernel(device, problem),
+                Path::Mma => mma::kernel(device, problem),
+                Path::Simt => simt::kernel(device, problem),
+            };
+            match kernel {
+                Ok(kernel) => {
+                    let asks_for_alignment = kernel.alignment > problem.dtype.size();
+                    let unaligned = if asks_for_alignment { simt::kernel(device, problem).ok() } else { None };
+                    return Ok(Self { kernel: Some(kernel), unaligned, refused });
+                }
+                Err(reasons) => refused.push(Refusal::by_path(EngineId::Flash, path.name(), reasons)),
             }
         }
+        // One path was asked for, and its reasons are the engine's; or simt, the last, refused: a grid too large for any launch.
+        Err(refused.pop().unwrap_or_else(|| Refusal::by_engine(EngineId::Flash, Vec::new())))
     }
 
     pub(crate) fn explanation(&self) -> Explanation {
@@ -71,7 +82,7 @@ impl Outline {
         let refused = self.refused.clone();
         match &self.kernel {
             Some(kernel) => {
-                let (path, why, details) = (kernel.path.to_owned(), kernel.why.clone(), kernel.details.clone());
+                let (path, why, details) = (kernel.path.name().to_owned(), kernel.why.clone(), kernel.details.clone());
                 Explanation { engine, path, why, details, refused }
             }
             None => Explanation {

@@ -6,6 +6,7 @@ use cuattn_kernels::abi::FlashParams;
 use curt::{DevicePtr, Function, KernelArgs, Launch, ModuleSource, Runtime};
 
 use crate::outline::{Kernel, Outline};
+use crate::sm90::{Counters, Fault, Sm90Launch};
 
 /// One compiled kernel.
 #[derive(Debug)]
@@ -13,6 +14,8 @@ struct Loaded {
     function: Function,
     launch: Launch,
     kernel: Kernel,
+    /// What the `sm90` path draws its tiles from.
+    counters: Option<Counters>,
 }
 
 impl Loaded {
@@ -21,7 +24,8 @@ impl Loaded {
         let module = runtime.load(&ModuleSource::new(source.root(), source.assemble()))?;
         let function = module.function_with_shared(source.entry(), kernel.shared_bytes as usize)?;
         let launch = Launch::new([kernel.grid.blocks, 1, 1], [kernel.threads, 1, 1]).shared_bytes(kernel.shared_bytes);
-        Ok(Self { function, launch, kernel })
+        let counters = kernel.sm90.map(|_| Counters::new(runtime)).transpose()?;
+        Ok(Self { function, launch, kernel, counters })
     }
 }
 
@@ -108,6 +112,20 @@ impl Plan for FlashPlan {
             return Ok(());
         };
         let params = self.params(&loaded.kernel, operands);
+        if let (Some(geometry), Some(counters)) = (loaded.kernel.sm90, &loaded.counters) {
+            let launch = Sm90Launch {
+                runtime: &self.runtime,
+                function: &loaded.function,
+                launch: &loaded.launch,
+                geometry,
+                counters,
+            };
+            // SAFETY: as the caller vouches for.
+            return unsafe { launch.enqueue(&self.problem, operands, params) }.map_err(|fault| match fault {
+                Fault::Refused(reason) => LaunchError::Refused(reason.into()),
+                Fault::Runtime(error) => LaunchError::Runtime(error),
+            });
+        }
         // SAFETY: the caller vouches for the operands' memory, and `check` has compared its length with what the kernel may
         // touch; the kernel takes one `FlashParams` by value.
         unsafe { self.runtime.launch(&loaded.function, &loaded.launch, &KernelArgs::new().arg(&params))? };

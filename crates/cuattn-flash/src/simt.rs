@@ -1,16 +1,15 @@
 //! The `simt` path: it takes everything that the engine takes.
 
 use cuattn_core::lowering::{bias_kind, element};
-use cuattn_core::{EngineId, Problem, Reason, Refusal};
+use cuattn_core::{Problem, Reason};
 use cuattn_kernels::flash::simt::{Demand, Simt};
 use curt::Capabilities;
 
+use crate::Path;
 use crate::outline::{Grid, Kernel, Rows};
 
-pub(crate) const PATH: &str = "simt";
-
 /// The kernel for `problem`. Refused only where the grid would be larger than a launch can have.
-pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Refusal> {
+pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Vec<Reason>> {
     let shape = problem.shape;
     let demand = Demand {
         rows: shape.q_len * shape.group(),
@@ -26,8 +25,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
     };
     let block_rows = variant.tile.block_rows();
     let splits = variant.splits(shape.v_head_dim);
-    let grid = Grid::new(problem, Rows::of(problem, block_rows), block_rows, splits)
-        .map_err(|reason: Reason| Refusal::by_path(EngineId::Flash, PATH, vec![reason]))?;
+    let grid = Grid::new(problem, Rows::of(problem, block_rows), block_rows, splits).map_err(|reason| vec![reason])?;
     let mut details = vec![
         format!("{block_rows} x {} tile, {} warps", variant.tile.block_keys, variant.tile.warps),
         format!("{} blocks of {} bytes of shared memory", grid.blocks, variant.tile.shared_bytes()),
@@ -37,13 +35,14 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
     }
     details.extend(grid.details());
     Ok(Kernel {
-        path: PATH,
+        path: Path::Simt,
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,
         shared_bytes: variant.tile.shared_bytes() as u32,
         alignment: problem.dtype.size(),
         why: "it takes every element type, head size, stride and alignment".to_owned(),
+        sm90: None,
         details,
     })
 }

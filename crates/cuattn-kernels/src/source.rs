@@ -147,7 +147,8 @@ impl Source {
         let mut lines = file(path).lines().enumerate();
         while let Some((number, line)) = lines.next() {
             if line.trim() == REPEAT {
-                let template: Vec<_> = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != END).collect();
+                let template: Vec<_> =
+                    lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != END).collect();
                 for &n in &self.product_widths {
                     let _ = writeln!(out, "#line {} \"{path}\"", number + 2);
                     template.iter().for_each(|line| writeln_product(out, line, n));

@@ -1,0 +1,240 @@
+//! The `sm90` path: who may take it, and how it is launched.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuattn_core::lowering::element;
+use cuattn_core::{DType, Operands, Problem, Reason, Shape, Strides};
+use cuattn_kernels::abi::{FlashParams, Sm90Params};
+use cuattn_kernels::flash::sm90::{GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
+use curt::{
+    Capabilities, DeviceBuffer, DevicePtr, Function, KernelArgs, L2Promotion, Launch, Runtime, Swizzle, TensorMap,
+    TensorMapType,
+};
+
+use crate::Path;
+use crate::outline::{Grid, Kernel, Rows};
+
+/// What a launch needs to know of the tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) block_keys: u32,
+    pub(crate) tiles: u32,
+}
+
+/// The kernel for `problem`, or every reason against it.
+pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Vec<Reason>> {
+    let reasons = reasons_against(device, problem);
+    if !reasons.is_empty() {
+        return Err(reasons);
+    }
+    let shape = problem.shape;
+    let variant = Sm90 {
+        softcap: problem.softcap.is_some(),
+        score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
+        unusual_scale: problem.scale <= 0.0,
+        ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim)
+    };
+    let block_rows = variant.tile.block_rows();
+    let rows = Rows { pack: 1, rows: shape.q_len };
+    let grid = Grid::new(problem, rows, block_rows, 1).map_err(|reason| vec![reason])?;
+    let tiles = grid.blocks;
+    let grid = Grid { blocks: tiles.min(device.multiprocessors), ..grid };
+    let mut details = vec![
+        format!("{block_rows} x {} tile, {} consumer warpgroups", variant.tile.block_keys, variant.tile.warpgroups),
+        format!("{tiles} tiles drawn by {} persistent blocks of {} bytes", grid.blocks, variant.shared_bytes()),
+    ];
+    details.extend(grid.details());
+    Ok(Kernel {
+        path: Path::Sm90,
+        source: variant.source(),
+        grid,
+        threads: variant.tile.threads() as u32,
+        shared_bytes: variant.shared_bytes() as u32,
+        alignment: 16,
+        sm90: Some(Geometry { block_keys: variant.tile.block_keys as u32, tiles }),
+        why: format!(
+            "{} at head size {} fits Hopper's copy engine and warpgroup products",
+            problem.dtype, shape.head_dim
+        ),
+        details,
+    })
+}
+
+/// Bytes at which a stride no longer fits a tensor map.
+const MAX_STRIDE: i64 = 1 << 40;
+
+fn reasons_against(device: &Capabilities, problem: &Problem) -> Vec<Reason> {
+    let path = Path::Sm90.name();
+    let shape = problem.shape;
+    let mut reasons = Vec::new();
+    let mut refuse = |feature: String, instead: &str| reasons.push(Reason::unsupported(feature, path, instead));
+    if problem.dtype == DType::F32 {
+        refuse("f32 tensors".to_owned(), "tensor cores would round them; the simt path keeps float32 accuracy");
+    }
+    if problem.mask.bias.is_some() {
+        refuse("a bias".to_owned(), "the mma path adds it");
+    }
+    for (what, dim) in [("head_dim", shape.head_dim), ("v_head_dim", shape.v_head_dim)] {
+        if dim % 8 != 0 || dim > MAX_HEAD_DIM {
+            refuse(
+                format!("{what} {dim}"),
+                "it takes multiples of 8 up to 256; pad the tensors, or take the simt path",
+            );
+        }
+    }
+    if shape.kv_len == 0 {
+        refuse("keys of length 0".to_owned(), "a tensor map cannot be empty; the mma path writes the zeros");
+    }
+    if Rows::of(problem, 2 * GROUP_ROWS).pack > 1 {
+        refuse(
+            format!("{} query rows with {} heads a key head", shape.q_len, shape.group()),
+            "the mma path folds the heads of a group into its tiles",
+        );
+    }
+    for (what, strides, is_output) in
+        [("q", problem.q, true), ("k", problem.k, false), ("v", problem.v, false), ("o", problem.o, true)]
+    {
+        let used = used_strides(shape, strides, what == "q" || what == "o");
+        if used.iter().any(|stride| stride % 8 != 0 || stride * 2 >= MAX_STRIDE) {
+            let feature = format!("strides of {what} that are no multiples of 8 elements, or reach 2^40 bytes");
+            refuse(feature, "no tensor map can express them; the mma or simt path takes them");
+        } else if strides.row == 0 || (is_output && used.contains(&0)) {
+            refuse(format!("a stride of 0 in {what}"), "no tensor map can express it; the mma path takes it");
+        }
+    }
+    if device.compute_capability != (9, 0) {
+        reasons.push(Reason::ArchUnsupported {
+            by: path.to_owned(),
+            need: "9.0 exactly".to_owned(),
+            got: device.compute_capability,
+            instead: "the mma path runs on 8.0 and newer".to_owned(),
+        });
+    }
+    reasons
+}
+
+/// The strides that are ever stepped over.
+fn used_strides(shape: Shape, strides: Strides, is_query: bool) -> Vec<i64> {
+    let (heads, rows) = if is_query { (shape.q_heads, shape.q_len) } else { (shape.kv_heads, shape.kv_len) };
+    [(shape.batch, strides.batch), (heads, strides.head), (rows, strides.row)]
+        .into_iter()
+        .filter_map(|(extent, stride)| (extent > 1).then_some(stride))
+        .collect()
+}
+
+/// Counters that tiles are drawn from: one for eager launches, which the stream keeps apart, and one for each captured launch,
+/// since graphs of one plan may run at once. Each is 0 whenever its launch is not running.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    memory: DeviceBuffer,
+    captured: AtomicUsize,
+}
+
+/// Captured launches that one plan can hand counters to, and the one for eager launches.
+const COUNTERS: usize = 4096;
+
+impl Counters {
+    pub(crate) fn new(runtime: &Runtime) -> Result<Self, curt::Error> {
+        let memory = runtime.alloc_zeroed(COUNTERS * size_of::<u32>())?;
+        // A graph may be replayed on another stream, which would not wait for the zeros.
+        runtime.synchronize()?;
+        Ok(Self { memory, captured: AtomicUsize::new(0) })
+    }
+
+    fn take(&self, runtime: &Runtime) -> Result<u64, Reason> {
+        let number =
+            if runtime.is_capturing().unwrap_or(false) { 1 + self.captured.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        if number >= COUNTERS {
+            let feature = format!("more than {} captured launches of one plan", COUNTERS - 1);
+            return Err(Reason::unsupported(feature, Path::Sm90.name(), "make another plan of the same problem"));
+        }
+        Ok(self.memory.ptr().address() + (number * size_of::<u32>()) as u64)
+    }
+}
+
+/// What goes wrong with a launch.
+pub(crate) enum Fault {
+    Refused(Reason),
+    Runtime(curt::Error),
+}
+
+impl From<curt::Error> for Fault {
+    fn from(error: curt::Error) -> Self {
+        Self::Runtime(error)
+    }
+}
+
+/// One launch of the kernel.
+pub(crate) struct Sm90Launch<'a> {
+    pub(crate) runtime: &'a Runtime,
+    pub(crate) function: &'a Function,
+    pub(crate) launch: &'a Launch,
+    pub(crate) geometry: Geometry,
+    pub(crate) counters: &'a Counters,
+}
+
+impl Sm90Launch<'_> {
+    /// Encodes the maps of the operands and enqueues the kernel.
+    ///
+    /// # Safety
+    ///
+    /// As for a plan's launch.
+    pub(crate) unsafe fn enqueue(
+        &self,
+        problem: &Problem,
+        operands: &Operands,
+        flash: FlashParams,
+    ) -> Result<(), Fault> {
+        let shape = problem.shape;
+        let map = |memory: DevicePtr, strides: Strides, dims: [usize; 4], rows: u32, promotion: L2Promotion| {
+            tensor_map(self.runtime, problem.dtype, memory, strides, dims, rows, promotion)
+        };
+        let [q_dims, o_dims] =
+            [shape.head_dim, shape.v_head_dim].map(|dim| [dim, shape.q_len, shape.q_heads, shape.batch]);
+        let [k_dims, v_dims] =
+            [shape.head_dim, shape.v_head_dim].map(|dim| [dim, shape.kv_len, shape.kv_heads, shape.batch]);
+        let group_rows = GROUP_ROWS as u32;
+        let q = map(operands.q, problem.q, q_dims, group_rows, L2Promotion::Bytes128)?;
+        let k = map(operands.k, problem.k, k_dims, self.geometry.block_keys, L2Promotion::Bytes256)?;
+        let v = map(operands.v, problem.v, v_dims, self.geometry.block_keys, L2Promotion::Bytes256)?;
+        let o = map(operands.o, problem.o, o_dims, group_rows, L2Promotion::None)?;
+        let steps = |stride: i64| i32::from(stride != 0);
+        let params = Sm90Params {
+            flash,
+            counter: self.counters.take(self.runtime).map_err(Fault::Refused)?,
+            tiles: self.geometry.tiles as i32,
+            k_head_step: steps(problem.k.head),
+            k_batch_step: steps(problem.k.batch),
+            v_head_step: steps(problem.v.head),
+            v_batch_step: steps(problem.v.batch),
+            reserved: 0,
+        };
+        let arguments = KernelArgs::new().arg(&q).arg(&k).arg(&v).arg(&o).arg(&params);
+        // SAFETY: the caller vouches for the memory; the kernel takes four maps and one `Sm90Params`.
+        unsafe { self.runtime.launch(self.function, self.launch, &arguments)? };
+        Ok(())
+    }
+}
+
+/// The map of a `[batch, head, row, dim]` tensor in boxes of `rows` rows of one panel. A dimension that is broadcast has extent 1.
+fn tensor_map(
+    runtime: &Runtime,
+    dtype: DType,
+    memory: DevicePtr,
+    strides: Strides,
+    [dim, len, heads, batch]: [usize; 4],
+    rows: u32,
+    promotion: L2Promotion,
+) -> Result<TensorMap, curt::Error> {
+    let data_type = if dtype == DType::F16 { TensorMapType::F16 } else { TensorMapType::Bf16 };
+    // The stride of a dimension of extent 1 is never used, but must be legal.
+    let legal = |extent: usize, stride: i64| if extent > 1 && stride > 0 { stride as u64 * 2 } else { 16 };
+    let extent = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent as u64 };
+    TensorMap::builder(data_type, memory)
+        .dims(&[dim as u64, len as u64, extent(heads, strides.head), extent(batch, strides.batch)])
+        .strides(&[legal(len, strides.row), legal(heads, strides.head), legal(batch, strides.batch)])
+        .box_dims(&[PANEL as u32, rows, 1, 1])
+        .swizzle(Swizzle::Bytes128)
+        .l2_promotion(promotion)
+        .build(runtime)
+}
