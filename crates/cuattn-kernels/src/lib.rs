@@ -14,6 +14,7 @@
 //! ```
 
 pub mod abi;
+pub mod ep;
 pub mod flash;
 mod numeric;
 pub mod softmax;

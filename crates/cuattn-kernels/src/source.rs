@@ -11,6 +11,9 @@ macro_rules! embed {
 }
 
 embed!(
+    "ep/fill.cu",
+    "ep/gather_rows.cu",
+    "ep/pack_bias.cu",
     "types.cuh",
     "numeric.cuh",
     "params.cuh",
