@@ -53,8 +53,11 @@ const TILES: &[TileChoice] = &[
     TileChoice { head_dim: 256, rows: 64, tile: tile(4, 1, 32, 1) },
     TileChoice { head_dim: 64, rows: usize::MAX, tile: tile(4, 2, 64, 2) },
     TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 64, 2) },
+    // A bias of 16 or 32 bits staged beside 64 keys leaves no room for a second block; beside 48 it does.
+    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 48, 2) },
     TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 64, 1) },
     TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 48, 1) },
+    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 32, 2) },
     TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(8, 1, 64, 1) },
     TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(4, 1, 32, 1) },
     TileChoice { head_dim: 256, rows: usize::MAX, tile: SMALLEST_TILE },
@@ -118,10 +121,8 @@ impl Mma {
         let head_dim = self.head_dim.max(self.v_head_dim);
         for choice in TILES.iter().filter(|choice| head_dim <= choice.head_dim && rows <= choice.rows) {
             chosen.tile = choice.tile;
-            // ptxas for sm_100 and up needs a few registers more than the 255 there are.
-            let too_tight = device.compute_major >= 10 && head_dim > 112 && chosen.tile == tile(4, 2, 64, 1);
             let together = chosen.shared_bytes() + SYSTEM_SHARED_BYTES;
-            if !too_tight
+            if !chosen.spills_on(device.compute_major)
                 && chosen.shared_bytes() <= device.shared_bytes_per_block
                 && chosen.tile.blocks_per_multiprocessor * together <= device.shared_bytes_per_multiprocessor
             {
@@ -129,6 +130,15 @@ impl Mma {
             }
         }
         None
+    }
+
+    /// Whether the tile takes more than the 255 registers that a thread has. From sm_100 on, ptxas needs a few more than before.
+    fn spills_on(&self, compute_major: u32) -> bool {
+        let most_keys = if self.is_natural() { 48 } else { 32 };
+        compute_major >= 10
+            && self.head_dim.max(self.v_head_dim) > 112
+            && self.tile.row_tiles == 2
+            && self.tile.block_keys > most_keys
     }
 
     /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k`.
@@ -195,12 +205,9 @@ pub fn variants() -> Vec<Variant> {
             let archs = if d == 128 { wide } else { Architecture::FROM_AMPERE };
             push(format!("{of} d{d}"), plain(element, d, d, tile(4, 2, 64, 2)), archs, true);
         }
-        push(
-            format!("{of} d128 48 keys"),
-            plain(element, 128, 128, tile(4, 2, 48, 1)),
-            Architecture::FROM_AMPERE,
-            true,
-        );
+        for (keys, archs) in [(48, wide), (32, Architecture::FROM_AMPERE)] {
+            push(format!("{of} d128 {keys} keys"), plain(element, 128, 128, tile(4, 2, keys, 2)), archs, true);
+        }
         for d in [192, 256] {
             push(format!("{of} d{d}"), plain(element, d, d, tile(8, 1, 64, 1)), wide, true);
             push(format!("{of} d{d} small"), plain(element, d, d, tile(4, 1, 32, 1)), Architecture::FROM_AMPERE, true);
@@ -219,6 +226,10 @@ pub fn variants() -> Vec<Variant> {
         {
             let base = Mma { bias, bias_staged: true, ..plain(Element::Bf16, d, d, tile(4, 2, 64, 2)) };
             push(format!("bf16 d{d} {name}"), base.clone(), wide, true);
+            if d == 128 {
+                let short = Mma { tile: tile(4, 2, 48, 2), ..base.clone() };
+                push(format!("bf16 d{d} {name} 48 keys"), short, Architecture::FROM_AMPERE, true);
+            }
             push(format!("bf16 d{d} {name} unstaged"), Mma { bias_staged: false, ..base }, wide, false);
         }
         let base = plain(Element::Bf16, d, d, tile(4, 2, 64, 2));
@@ -257,6 +268,14 @@ mod tests {
                     assert!(chosen.is_some(), "{device:?} d{d} rows {rows}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_staged_bias_leaves_hopper_two_blocks_at_d128() {
+        for (bias, keys) in [(BiasKind::Boolean, 64), (BiasKind::Element, 48), (BiasKind::F32, 48)] {
+            let mma = Mma { bias, bias_staged: true, ..Mma::plain(Element::Bf16, 128, 128) };
+            assert_eq!(mma.with_best_tile(4096, H200).unwrap().tile, tile(4, 2, keys, 2), "{bias:?}");
         }
     }
 
