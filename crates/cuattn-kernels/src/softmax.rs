@@ -274,14 +274,16 @@ pub struct NonfiniteParams {
 }
 
 /// The variants of the compile suite: every element type in every row shape, every other option once for each type, and the
-/// copies and repairs.
+/// copies and repairs. bfloat16 is compiled for all architectures, the others for a sample: they load and store in other
+/// instructions, and are alike otherwise.
 pub fn variants() -> Vec<Variant> {
     let mut list = Vec::new();
-    let mut push = |name: String, source: Source| {
-        list.push(Variant { name, source, architectures: Architecture::FROM_AMPERE, tuned: true });
-    };
     for element in Element::ALL {
         let of = element.name();
+        let architectures = if element == Element::Bf16 { Architecture::FROM_AMPERE } else { Architecture::SAMPLE };
+        let mut push = |name: String, source: Source| {
+            list.push(Variant { name, source, architectures, tuned: true });
+        };
         for &shape in ROW_SHAPES {
             let name = match shape {
                 RowShape::Registers { team, values, .. } => format!("softmax/registers {of} {team}x{values}"),

@@ -10,6 +10,9 @@ impl Architecture {
     /// Ampere and everything after it, by the architecture that stands for each generation in the compile suite.
     pub const FROM_AMPERE: &'static [Self] =
         &[Self("sm_80"), Self("sm_86"), Self("sm_89"), Self("sm_90a"), Self("sm_100"), Self("sm_120")];
+    /// The oldest and the one that is measured: for a variant that differs in one option, or in the names of instructions, from one
+    /// that is compiled for all.
+    pub const SAMPLE: &'static [Self] = &[Self("sm_80"), Self("sm_90a")];
     /// Hopper alone.
     pub const HOPPER: &'static [Self] = &[Self("sm_90a")];
 }

@@ -191,58 +191,59 @@ fn tile_bytes(rows: usize, columns: usize) -> usize {
     rows * (columns * 2 + if columns.is_multiple_of(64) { 0 } else { 16 })
 }
 
-/// The variants of the compile suite: the tuned tiles with every kind of bias, each option once, and odd head sizes.
+/// The variants of the compile suite: the tuned tiles with every kind of bias, each option once, and odd head sizes. What
+/// differs from a tile in one option is compiled for a sample of its architectures.
 pub fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     let mut push = |name: String, mma: Mma, architectures, tuned| {
         all.push(Variant { name: format!("flash/mma {name}"), source: mma.source(), architectures, tuned });
     };
     let plain = |element, d, dv, tile| Mma { tile, ..Mma::plain(element, d, dv) };
-    let wide = &Architecture::FROM_AMPERE[..4];
     for element in [Element::F16, Element::Bf16] {
         let of = element.name();
+        // The two types differ in the names of instructions: one of them is compiled for all architectures.
+        let (every, wide) = match element {
+            Element::Bf16 => (Architecture::FROM_AMPERE, &Architecture::FROM_AMPERE[..4]),
+            _ => (Architecture::SAMPLE, Architecture::SAMPLE),
+        };
         for d in [64, 96, 128] {
-            let archs = if d == 128 { wide } else { Architecture::FROM_AMPERE };
+            let archs = if d == 128 { wide } else { every };
             push(format!("{of} d{d}"), plain(element, d, d, tile(4, 2, 64, 2)), archs, true);
         }
-        for (keys, archs) in [(48, wide), (32, Architecture::FROM_AMPERE)] {
+        for (keys, archs) in [(48, wide), (32, every)] {
             push(format!("{of} d128 {keys} keys"), plain(element, 128, 128, tile(4, 2, keys, 2)), archs, true);
         }
         for d in [192, 256] {
             push(format!("{of} d{d}"), plain(element, d, d, tile(8, 1, 64, 1)), wide, true);
-            push(format!("{of} d{d} small"), plain(element, d, d, tile(4, 1, 32, 1)), Architecture::FROM_AMPERE, true);
+            push(format!("{of} d{d} small"), plain(element, d, d, tile(4, 1, 32, 1)), every, true);
         }
         push(format!("{of} d192/128"), plain(element, 192, 128, tile(4, 2, 64, 1)), wide, true);
-        push(
-            format!("{of} d128 few rows"),
-            plain(element, 128, 128, tile(4, 1, 64, 2)),
-            Architecture::FROM_AMPERE,
-            true,
-        );
+        push(format!("{of} d128 few rows"), plain(element, 128, 128, tile(4, 1, 64, 2)), every, true);
     }
+    let sample = Architecture::SAMPLE;
     for d in [64, 128] {
         for (name, bias) in
             [("bias", BiasKind::Element), ("f32 bias", BiasKind::F32), ("boolean bias", BiasKind::Boolean)]
         {
             let base = Mma { bias, bias_staged: true, ..plain(Element::Bf16, d, d, tile(4, 2, 64, 2)) };
-            push(format!("bf16 d{d} {name}"), base.clone(), wide, true);
+            push(format!("bf16 d{d} {name}"), base.clone(), sample, true);
             if d == 128 {
                 let short = Mma { tile: tile(4, 2, 48, 2), ..base.clone() };
                 push(format!("bf16 d{d} {name} 48 keys"), short, Architecture::FROM_AMPERE, true);
             }
-            push(format!("bf16 d{d} {name} unstaged"), Mma { bias_staged: false, ..base }, wide, false);
+            push(format!("bf16 d{d} {name} unstaged"), Mma { bias_staged: false, ..base }, sample, false);
         }
         let base = plain(Element::Bf16, d, d, tile(4, 2, 64, 2));
-        push(format!("bf16 d{d} softcap"), Mma { softcap: true, ..base.clone() }, wide, true);
-        push(format!("bf16 d{d} negative scale"), Mma { unusual_scale: true, ..base.clone() }, wide, true);
+        push(format!("bf16 d{d} softcap"), Mma { softcap: true, ..base.clone() }, sample, true);
+        push(format!("bf16 d{d} negative scale"), Mma { unusual_scale: true, ..base.clone() }, sample, true);
         let alibi = Some("return score - 0.5f * fabsf((float)(q - k));".to_owned());
-        push(format!("bf16 d{d} score mod"), Mma { score_mod: alibi, ..base }, wide, false);
+        push(format!("bf16 d{d} score mod"), Mma { score_mod: alibi, ..base }, sample, false);
     }
     for d in [8, 24, 40, 72, 80, 112] {
-        push(format!("f16 d{d}"), plain(Element::F16, d, d, tile(4, 2, 64, 2)), Architecture::FROM_AMPERE, false);
+        push(format!("f16 d{d}"), plain(Element::F16, d, d, tile(4, 2, 64, 2)), sample, false);
     }
     for d in [136, 160, 200, 248] {
-        push(format!("f16 d{d}"), plain(Element::F16, d, d, tile(8, 1, 64, 1)), wide, false);
+        push(format!("f16 d{d}"), plain(Element::F16, d, d, tile(8, 1, 64, 1)), sample, false);
     }
     all
 }

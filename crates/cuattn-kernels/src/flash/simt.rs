@@ -163,8 +163,9 @@ fn best_tile(head_dim: usize, demand: Demand) -> Tile {
 /// The variants of the compile suite: every tile, the tall ones with every element type and kind of bias, and each option once.
 pub fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
-    let mut push = |name: String, simt: &Simt, tuned| {
-        let architectures = Architecture::FROM_AMPERE;
+    // 16-bit elements become float32 where they are loaded, and an option changes the softmax alone: a sample will do for both.
+    let (every, sample) = (Architecture::FROM_AMPERE, Architecture::SAMPLE);
+    let mut push = |name: String, simt: &Simt, architectures, tuned| {
         all.push(Variant { name: format!("flash/simt {name}"), source: simt.source(), architectures, tuned });
     };
     let of = |element, tile: Tile, exact| Simt {
@@ -180,23 +181,34 @@ pub fn variants() -> Vec<Variant> {
             let size =
                 format!("d{} v{} {} rows {} keys", tile.dim_chunk, tile.v_columns, tile.block_rows(), tile.block_keys);
             for element in Element::ALL {
-                push(format!("{} {size}", element.name()), &of(element, *tile, false), true);
+                let architectures = if element == Element::F32 { every } else { sample };
+                push(format!("{} {size}", element.name()), &of(element, *tile, false), architectures, true);
             }
             if choice.head_dim != usize::MAX {
-                push(format!("f32 {size} exact"), &of(Element::F32, *tile, true), true);
+                push(format!("f32 {size} exact"), &of(Element::F32, *tile, true), every, true);
             }
         }
         let tall = choice.tiles[0];
         let size = format!("d{} v{}", tall.dim_chunk, tall.v_columns);
         let exact = choice.head_dim != usize::MAX;
-        push(format!("f32 {size} f32 bias"), &Simt { bias: BiasKind::F32, ..of(Element::F32, tall, exact) }, true);
+        push(
+            format!("f32 {size} f32 bias"),
+            &Simt { bias: BiasKind::F32, ..of(Element::F32, tall, exact) },
+            sample,
+            true,
+        );
         // With bytes to load, ptxas keeps some values of the first and last lines in memory at head size 64; no loop touches them.
         let boolean = Simt { bias: BiasKind::Boolean, ..of(Element::F32, tall, exact) };
-        push(format!("f32 {size} boolean bias"), &boolean, choice.head_dim != 64);
-        push(format!("bf16 {size} bias"), &Simt { bias: BiasKind::Element, ..of(Element::Bf16, tall, false) }, true);
-        push(format!("f32 {size} softcap"), &Simt { softcap: true, ..of(Element::F32, tall, exact) }, true);
+        push(format!("f32 {size} boolean bias"), &boolean, sample, choice.head_dim != 64);
+        push(
+            format!("bf16 {size} bias"),
+            &Simt { bias: BiasKind::Element, ..of(Element::Bf16, tall, false) },
+            sample,
+            true,
+        );
+        push(format!("f32 {size} softcap"), &Simt { softcap: true, ..of(Element::F32, tall, exact) }, sample, true);
         let score_mod = Some("return score - 0.5f * fabsf((float)(q - k));".to_owned());
-        push(format!("f32 {size} score mod"), &Simt { score_mod, ..of(Element::F32, tall, exact) }, false);
+        push(format!("f32 {size} score mod"), &Simt { score_mod, ..of(Element::F32, tall, exact) }, sample, false);
     }
     all
 }
