@@ -162,13 +162,17 @@ fn section_bytes(kv_len: usize) -> usize {
     if kv_len <= 512 { 8 << 20 } else { 16 << 20 }
 }
 
+/// Whether rows see different numbers of keys.
+pub(crate) fn is_uneven(problem: &Problem) -> bool {
+    problem.mask.causal || problem.mask.window.right.is_some() || problem.mask.window.left.is_some()
+}
+
 /// Head units whose tiles are drawn together: several where tiles differ in length, so that the long ones of all come first; one
 /// where they are alike, so that a head's K and V stay in L2 while its rows are done.
 fn section(problem: &Problem, pack: usize) -> usize {
     let shape = problem.shape;
     let units = shape.batch * shape.q_heads / pack;
-    let alike = !problem.mask.causal && problem.mask.window.right.is_none() && problem.mask.window.left.is_none();
-    if alike {
+    if !is_uneven(problem) {
         return 1;
     }
     let kv_bytes = shape.kv_len.max(1) * (shape.head_dim + shape.v_head_dim) * problem.dtype.size();

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cuattn_core::lowering::element;
 use cuattn_core::{DType, Operands, Problem, Reason, Shape, Strides};
 use cuattn_kernels::abi::{FlashParams, Sm90Params};
-use cuattn_kernels::flash::sm90::{GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
+use cuattn_kernels::flash::sm90::{Demand, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
 use curt::{
     Capabilities, DeviceBuffer, DevicePtr, Function, KernelArgs, L2Promotion, Launch, Runtime, Swizzle, TensorMap,
     TensorMapType,
 };
 
 use crate::Path;
-use crate::outline::{Grid, Kernel, Rows};
+use crate::outline::{Grid, Kernel, Rows, is_uneven};
 
 /// What a launch needs to know of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +28,17 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
         return Err(reasons);
     }
     let shape = problem.shape;
+    let demand = Demand {
+        q_len: shape.q_len,
+        heads: shape.batch * shape.q_heads,
+        uneven: is_uneven(problem),
+        multiprocessors: device.multiprocessors as usize,
+    };
     let variant = Sm90 {
         softcap: problem.softcap.is_some(),
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
-        ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim)
+        ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)
     };
     let block_rows = variant.tile.block_rows();
     let rows = Rows { pack: 1, rows: shape.q_len };

@@ -31,6 +31,22 @@ DEVICE i64 clamp_to(i64 x, i64 low, i64 high) { return max_of(low, min_of(x, hig
 // Sequences are shorter than 2^30 (the host sees to that), so an edge this far out is no limit, and sums with a row fit 32 bits.
 constexpr i64 FAR_EDGE = 1 << 30;
 
+// What rows see of a sequence of `q_len` rows and `keys` valid keys.
+DEVICE Sequence sequence_of(const MaskParams& mask, int batch, int q_len, i64 keys) {
+  // Position of query row 0 among the keys; may be negative.
+  i64 offset = mask.alignment == ALIGN_BOTTOM_RIGHT ? keys - q_len
+             : mask.alignment == ALIGN_PER_BATCH    ? load_index(mask.query_offsets, mask.query_offsets_64, batch)
+                                                    : 0;
+  offset = clamp_to(offset, -FAR_EDGE, FAR_EDGE);
+  Sequence s;
+  s.q_len = q_len;
+  s.kv_len = (int)keys;
+  s.key_end = (int)min_of(keys, (i64)mask.bias_keys);
+  s.left_edge = (int)(mask.window_left < 0 ? -FAR_EDGE : clamp_to(offset - mask.window_left, -FAR_EDGE, FAR_EDGE));
+  s.right_edge = (int)(mask.window_right < 0 ? FAR_EDGE : clamp_to(offset + mask.window_right + 1, -FAR_EDGE, FAR_EDGE));
+  return s;
+}
+
 DEVICE Sequence load_sequence(const MaskParams& mask, int batch) {
   i64 keys = mask.kv_len;
   if (mask.lengths != LENGTHS_FULL) {
@@ -38,18 +54,7 @@ DEVICE Sequence load_sequence(const MaskParams& mask, int batch) {
     if (mask.lengths == LENGTHS_PAST_PLUS_QUERY) length = clamp_to(length, -FAR_EDGE, FAR_EDGE) + mask.q_len;
     keys = clamp_to(length, 0, keys);
   }
-  // Position of query row 0 among the keys; may be negative.
-  i64 offset = mask.alignment == ALIGN_BOTTOM_RIGHT ? keys - mask.q_len
-             : mask.alignment == ALIGN_PER_BATCH    ? load_index(mask.query_offsets, mask.query_offsets_64, batch)
-                                                    : 0;
-  offset = clamp_to(offset, -FAR_EDGE, FAR_EDGE);
-  Sequence s;
-  s.q_len = mask.q_len;
-  s.kv_len = (int)keys;
-  s.key_end = (int)min_of(keys, (i64)mask.bias_keys);
-  s.left_edge = (int)(mask.window_left < 0 ? -FAR_EDGE : clamp_to(offset - mask.window_left, -FAR_EDGE, FAR_EDGE));
-  s.right_edge = (int)(mask.window_right < 0 ? FAR_EDGE : clamp_to(offset + mask.window_right + 1, -FAR_EDGE, FAR_EDGE));
-  return s;
+  return sequence_of(mask, batch, mask.q_len, keys);
 }
 
 // The keys that query row `row` may see, before any bias.

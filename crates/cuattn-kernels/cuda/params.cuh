@@ -36,6 +36,29 @@ struct ScoreParams {
   float softcap;               // c of c * tanh(s / c)
 };
 
+// Sequences packed one after another (VARLEN): [tokens, heads, dim], where tokens [starts[b], starts[b + 1]) are sequence b's. Of
+// such a tensor, `Strides::batch` is unused.
+struct PackedParams {
+  const void* q_starts;        // [batch + 1]
+  const void* kv_starts;       // [batch + 1]
+  const void* used_lengths;    // [batch], keys in use of each span, or null: all
+  void* schedule;              // `capacity` work items (varlen/work_item.cuh), or null: blocks look at the lengths themselves
+  i32 total_q, total_kv;       // tokens that there are: nothing outside is touched, whatever the starts say
+  i32 starts_64;               // whether starts and used_lengths hold 64-bit integers
+  i32 capacity;
+  i32 section_keys;            // keys of K and V, summed over heads, that tiles in flight should share; 0: of one head unit
+  i32 reserved;
+};
+
+// Keys and values in pages (PAGED): row j of sequence b is row j % page_size of page table[b][j / page_size]. `Strides::batch` of k and
+// v is the stride between pages.
+struct PageParams {
+  const i32* table;            // [batch, max_pages]
+  i32 page_size, max_pages;
+  i32 pages;                   // that there are: no other is touched, whatever the table says
+  i32 reserved;
+};
+
 // Everything a fused attention kernel needs.
 struct FlashParams {
   const void* q;               // [batch, q_heads, q_len, head_dim]
@@ -51,6 +74,12 @@ struct FlashParams {
   i32 pack;                    // query heads folded into the rows of a tile: 1, or all of a group
   i32 row_tiles;               // tiles over the q_len * pack rows of a head unit
   i32 section;                 // head units whose tiles are drawn together (tile_scheduler.cuh)
+#ifdef VARLEN
+  PackedParams packed;         // then row_tiles and section are unused: each sequence has its own
+#endif
+#if defined(VARLEN) || defined(PAGED)
+  PageParams pages;
+#endif
 };
 
 // What the Hopper path needs beside.

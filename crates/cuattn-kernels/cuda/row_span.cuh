@@ -1,6 +1,7 @@
 // What a run of packed rows sees together.
 #include "mask.cuh"
 #include "ptx/warp.cuh"
+#include "sequence_rows.cuh"
 #include "tile_scheduler.cuh"
 
 // Both ends of what a row sees grow with the row, so the first and the last row of a run tell about all of it.

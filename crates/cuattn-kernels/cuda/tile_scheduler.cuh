@@ -5,25 +5,45 @@
 // leaves the machine idle), and the units of a section are innermost, so that those in flight share their K and V in L2.
 #include "params.cuh"
 
+#ifdef VARLEN
+// Where a sequence lies among the tokens.
+struct PackedSequence {
+  int q_first, q_len;
+  int kv_first, kv_len;  // kv_len: keys in use
+};
+#endif
+
 struct Tile {
   int first_row;  // packed row: query row * pack + head within the unit
   int batch;
   int head;       // first query head of the unit
   int kv_head;
+#ifdef VARLEN
+  PackedSequence packed;
+#endif
+};
+
+// What `number` stands for among `units` head units of `row_tiles` tiles each, in sections of `section` units.
+struct Draw {
+  int unit, row_tile;
+
+  DEVICE Draw(int number, int units, int section, int row_tiles) {
+    const int per_section = section * row_tiles;
+    const int sections_before = number / per_section, in_section = number - sections_before * per_section;
+    const int width = min_of(section, units - sections_before * section);
+    const int rank = in_section / width;
+    unit = sections_before * section + in_section - rank * width;
+    row_tile = row_tiles - 1 - rank;
+  }
 };
 
 DEVICE Tile tile_at(const FlashParams& p, int number, int block_rows) {
   const int units_per_batch = p.q_heads / p.pack;
-  const int units = p.batch * units_per_batch;
-  const int per_section = p.section * p.row_tiles;
-  const int section = number / per_section, in_section = number - section * per_section;
-  const int width = min_of(p.section, units - section * p.section);
-  const int rank = in_section / width;
-  const int unit = section * p.section + in_section - rank * width;
+  const Draw draw(number, p.batch * units_per_batch, p.section, p.row_tiles);
   Tile tile;
-  tile.first_row = (p.row_tiles - 1 - rank) * block_rows;
-  tile.batch = unit / units_per_batch;
-  tile.head = (unit - tile.batch * units_per_batch) * p.pack;
+  tile.first_row = draw.row_tile * block_rows;
+  tile.batch = draw.unit / units_per_batch;
+  tile.head = (draw.unit - tile.batch * units_per_batch) * p.pack;
   tile.kv_head = tile.head / (p.q_heads / p.kv_heads);
   return tile;
 }

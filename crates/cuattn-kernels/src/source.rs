@@ -21,6 +21,7 @@ embed!(
     "score.cuh",
     "tile_scheduler.cuh",
     "row_span.cuh",
+    "sequence_rows.cuh",
     "ptx/math.cuh",
     "ptx/cp_async.cuh",
     "ptx/mma.cuh",
@@ -54,6 +55,12 @@ embed!(
     "flash/simt_products.cuh",
     "flash/simt_softmax.cuh",
     "flash/simt.cu",
+    "varlen/sequences.cuh",
+    "varlen/find_tile.cuh",
+    "varlen/mma.cu",
+    "varlen/simt.cu",
+    "varlen/build_schedule.cu",
+    "varlen/check_starts.cu",
 );
 
 /// The path by which [`crate::sources`] and diagnostics know the user's score modification.

@@ -63,7 +63,7 @@ DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& seque
   UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
     // Rows and keys of the tile that the sequence does not have: no bias and no user buffer may be read for them.
     const PackedRow at = place.row(p, r);
-    const bool inside = at.row < p.mask.q_len;
+    const bool inside = at.row < query_len(p, place.tile);
 #if BIAS != BIAS_NONE && !defined(BIAS_STAGED)
     const BiasScalar* bias_at = bias_row(p.mask, place.tile.batch, at.head, inside ? at.row : 0);
     const int bias_end = inside ? min_of(p.mask.bias_keys, p.mask.kv_len) : 0;

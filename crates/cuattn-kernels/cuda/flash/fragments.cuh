@@ -52,14 +52,13 @@ struct BlockContext {
   int any_begin, any_end;  // keys that the block's rows see
   RowSpan warp_rows[WARPS];
 
-  DEVICE void fill(const FlashParams& p) {
-    const Tile t = tile_at(p, blockIdx.x, BLOCK_ROWS);
-    const Sequence s = load_sequence(p.mask, t.batch);
-    const int warp = threadIdx.x >> 5;
+  DEVICE void fill(const FlashParams& p, const Tile& t) {
+    const Sequence s = load_sequence(p, t);
+    const int thread = computed_here(threadIdx.x), warp = thread >> 5;
     const RowSpan rows(p, s, t.first_row + warp * WARP_ROWS, WARP_ROWS);
-    if ((threadIdx.x & 31) == 0) warp_rows[warp] = rows;
+    if ((thread & 31) == 0) warp_rows[warp] = rows;
     const RowSpan block_rows(p, s, t.first_row, BLOCK_ROWS);
-    if (threadIdx.x == 0) {
+    if (thread == 0) {
       tile = t;
       sequence = s;
       any_begin = block_rows.any.begin;
@@ -82,14 +81,20 @@ struct LanePlace {
 // The lane's first key in tile n of a block that starts at `first_key`.
 DEVICE int lane_key(int first_key, int n) { return first_key + n * 8 + (threadIdx.x & 3) * 2; }
 
-// Masked keys are selected away: whatever their score was, NaN included, it is -inf from here on.
+// Masked keys are selected away: whatever their score was, NaN included, it is -inf from here on. TILES: of how many keys.
+template <int TILES = KEY_TILES>
 DEVICE void mask_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key) {
+  const bool cut_left = sequence.left_edge > -FAR_EDGE;
   UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
     const KeyRange range = visible_keys(sequence, place.row(p, r).row);
-    UNROLL for (int n = 0; n < KEY_TILES; ++n)
-      UNROLL for (int e = 0; e < 2; ++e) {
-        float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
-        if (!range.contains(lane_key(first_key, n) + e)) x = -INFINITY_F32;
-      }
+    // Counted from the lane's first key, so that each element is compared with a constant.
+    const int begin = range.begin - lane_key(first_key, 0), end = range.end - lane_key(first_key, 0);
+    UNROLL for (int n = 0; n < TILES; ++n)
+      UNROLL for (int e = 0; e < 2; ++e)
+        if (n * 8 + e >= end) s.at[r >> 1][n][(r & 1) * 2 + e] = -INFINITY_F32;
+    if (cut_left)
+      UNROLL for (int n = 0; n < TILES; ++n)
+        UNROLL for (int e = 0; e < 2; ++e)
+          if (n * 8 + e < begin) s.at[r >> 1][n][(r & 1) * 2 + e] = -INFINITY_F32;
   }
 }

@@ -34,23 +34,33 @@ template <int DIM, int COLUMNS> DEVICE void load_row(u32 address, const Scalar* 
   }
 }
 
-// Rows [first, end) of a [*, DIM] matrix into a tile of BLOCK_KEYS rows; rows beyond become zeros.
-template <int DIM, int COLUMNS> DEVICE void load_tile(u32 tile, const Scalar* base, i64 row_stride, int first, int end) {
+// Keys [first, end) of the tile's sequence, of k or v, into BLOCK_KEYS rows at `address`; keys beyond become zeros.
+template <int DIM, int COLUMNS>
+DEVICE void load_keys(u32 address, const FlashParams& p, const void* tensor, const Strides& strides, const Tile& tile, int first, int end) {
+  const Scalar* base = static_cast<const Scalar*>(tensor) + key_base(strides, tile);
   const int row = threadIdx.x / LANES_PER_ROW;
-  const u32 address = tile + SharedTile<COLUMNS>::offset(row, threadIdx.x % LANES_PER_ROW);
-  const Scalar* source = base + (first + row) * row_stride;
+  address += SharedTile<COLUMNS>::offset(row, threadIdx.x % LANES_PER_ROW);
+#ifndef PAGED
+  const Scalar* source = base + key_offset(p, strides, tile, first + row);
+#endif
   UNROLL for (int i = 0; i < ceil_div(BLOCK_KEYS, ROWS_AT_ONCE); ++i) {
     if (BLOCK_KEYS % ROWS_AT_ONCE != 0 && row + i * ROWS_AT_ONCE >= BLOCK_KEYS) break;
-    const bool valid = first + row + i * ROWS_AT_ONCE < end;
+    const int key = first + row + i * ROWS_AT_ONCE;
+    const bool valid = key < end;
+#ifdef PAGED
+    const Scalar* source = base + (valid ? key_offset(p, strides, tile, key) : 0);
+#endif
     load_row<DIM, COLUMNS>(address + i * ROWS_AT_ONCE * SharedTile<COLUMNS>::PITCH, valid ? source : base, valid);
-    source += ROWS_AT_ONCE * row_stride;
+#ifndef PAGED
+    source += ROWS_AT_ONCE * strides.row;
+#endif
   }
 }
 
 // The packed query rows of a tile.
 DEVICE void load_queries(u32 tile_address, const FlashParams& p, const Tile& tile) {
-  const Scalar* base = static_cast<const Scalar*>(p.q) + tile.batch * p.q_strides.batch;
-  const int rows = p.mask.q_len * p.pack;
+  const Scalar* base = static_cast<const Scalar*>(p.q) + query_base(p.q_strides, tile);
+  const int rows = query_len(p, tile) * p.pack;
 #pragma unroll 1
   for (int row = threadIdx.x / LANES_PER_ROW; row < BLOCK_ROWS; row += ROWS_AT_ONCE) {
     const bool valid = tile.first_row + row < rows;
@@ -115,7 +125,7 @@ DEVICE void multiply_pv(Output& o, const Scores& p, u32 v) {
 // The warp's rows of o, rounded, by way of shared memory so that each row is written in 16-byte pieces; and log-sum-exp.
 DEVICE void write_output(const FlashParams& p, const Tile& tile, const Output& o, const RowResult& result, u32 staging) {
   const int lane = threadIdx.x & 31, first_row = (threadIdx.x >> 5) * WARP_ROWS;
-  const int rows = p.mask.q_len * p.pack;
+  const int rows = query_len(p, tile) * p.pack;
   UNROLL for (int m = 0; m < ROW_TILES; ++m)
     UNROLL for (int half = 0; half < 2; ++half) {
       const int local = first_row + m * 16 + half * 8 + (lane >> 2);
@@ -125,12 +135,12 @@ DEVICE void write_output(const FlashParams& p, const Tile& tile, const Output& o
                      Element::pack(o.at[m][n][half * 2] * factor, o.at[m][n][half * 2 + 1] * factor));
       if (p.log_sum_exp != nullptr && (lane & 3) == 0 && tile.first_row + local < rows) {
         const PackedRow at = unpack_row(p, tile, tile.first_row + local);
-        p.log_sum_exp[((i64)tile.batch * p.q_heads + at.head) * p.mask.q_len + at.row] = result.log_sum_exp[m * 2 + half];
+        p.log_sum_exp[log_sum_exp_at(p, tile, at)] = result.log_sum_exp[m * 2 + half];
       }
     }
   __syncwarp();
   constexpr int CHUNKS = V_HEAD_DIM / 8;
-  Scalar* base = static_cast<Scalar*>(p.o) + tile.batch * p.o_strides.batch;
+  Scalar* base = static_cast<Scalar*>(p.o) + query_base(p.o_strides, tile);
   for (int n = lane; n < WARP_ROWS * CHUNKS; n += 32) {
     const int local = first_row + n / CHUNKS, chunk = n % CHUNKS;
     if (tile.first_row + local >= rows) break;
@@ -142,17 +152,13 @@ DEVICE void write_output(const FlashParams& p, const Tile& tile, const Output& o
 
 constexpr int WARP_SCRATCH = max_of<int>(BiasTile::WARP_BYTES, SelectedProduct::SCRATCH_BYTES);
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_mma(const __grid_constant__ FlashParams p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+DEVICE void compute_tile(const FlashParams& p, const BlockContext& context, unsigned char* shared) {
   const u32 q_tile = shared_address(shared);
   const u32 k_tiles = q_tile + SharedTile<QK_COLUMNS>::bytes(BLOCK_ROWS);
   const u32 v_tiles = k_tiles + STAGES * K_STAGE;
   // The warp's own: the bias of a block until its scores are finished, then, if need be, its probabilities.
   const u32 warp_scratch = v_tiles + STAGES * V_STAGE + (threadIdx.x >> 5) * WARP_SCRATCH;
 
-  __shared__ BlockContext context;
-  context.fill(p);
-  __syncthreads();
   const Tile& tile = context.tile;
   const Sequence& sequence = context.sequence;
   const RowSpan& warp_rows = context.warp_rows[threadIdx.x >> 5];
@@ -169,10 +175,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_mma(c
     state.clear();
 
     const auto load_block = [&](int block) {
-      const Scalar* k = static_cast<const Scalar*>(p.k) + tile.batch * p.k_strides.batch + tile.kv_head * p.k_strides.head;
-      const Scalar* v = static_cast<const Scalar*>(p.v) + tile.batch * p.v_strides.batch + tile.kv_head * p.v_strides.head;
-      load_tile<HEAD_DIM, QK_COLUMNS>(k_tiles + (block & 1) * K_STAGE, k, p.k_strides.row, block * BLOCK_KEYS, sequence.kv_len);
-      load_tile<V_HEAD_DIM, V_COLUMNS>(v_tiles + (block & 1) * V_STAGE, v, p.v_strides.row, block * BLOCK_KEYS, sequence.kv_len);
+      const int first_key = block * BLOCK_KEYS;
+      load_keys<HEAD_DIM, QK_COLUMNS>(k_tiles + (block & 1) * K_STAGE, p, p.k, p.k_strides, tile, first_key, sequence.kv_len);
+      load_keys<V_HEAD_DIM, V_COLUMNS>(v_tiles + (block & 1) * V_STAGE, p, p.v, p.v_strides, tile, first_key, sequence.kv_len);
     };
     load_queries(q_tile, p, tile);
 
@@ -208,3 +213,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_mma(c
     }
   }
 }
+
+#ifndef VARLEN
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_mma(const __grid_constant__ FlashParams p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ BlockContext context;
+  context.fill(p, tile_at(p, blockIdx.x, BLOCK_ROWS));
+  __syncthreads();
+  compute_tile(p, context, shared);
+}
+#endif

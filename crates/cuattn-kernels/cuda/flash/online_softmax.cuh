@@ -44,13 +44,13 @@ struct SoftmaxState {
 
   // Raises the running maximum of rows that have outgrown it. True, for the whole warp, if any has: then o must be multiplied, row r
   // by the factor in `rescale(r, factor)`, before anything is added to it. FIRST: nothing was seen before, so nothing is rescaled.
-  template <bool FIRST, typename Rescale> DEVICE bool raise_maximum(const Scores& s, const ScoreParams& p, Rescale rescale) {
+  template <bool FIRST, int TILES = KEY_TILES, typename Rescale> DEVICE bool raise_maximum(const Scores& s, const ScoreParams& p, Rescale rescale) {
     const float units = log2_units(p);
     float block_max[LANE_ROWS];
     bool outgrown = false;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       float x[MAX_CHAINS];
-      UNROLL for (int n = 0; n < KEY_TILES; ++n) {
+      UNROLL for (int n = 0; n < TILES; ++n) {
         const float pair = fmaxf(s.at[r >> 1][n][(r & 1) * 2], s.at[r >> 1][n][(r & 1) * 2 + 1]);
         x[n % MAX_CHAINS] = n < MAX_CHAINS ? pair : fmaxf(x[n % MAX_CHAINS], pair);
       }
@@ -75,12 +75,12 @@ struct SoftmaxState {
   }
 
   // Turns the scores into probabilities relative to the running maximum.
-  DEVICE void exponentiate(Scores& s, const ScoreParams& p) {
+  template <int TILES = KEY_TILES> DEVICE void exponentiate(Scores& s, const ScoreParams& p) {
     const float units = log2_units(p);
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       const float base = finite_or_zero(maximum[r]);
       float partial[2] = {0.f, 0.f};
-      UNROLL for (int n = 0; n < KEY_TILES; ++n)
+      UNROLL for (int n = 0; n < TILES; ++n)
         UNROLL for (int e = 0; e < 2; ++e) {
           float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
 #ifdef NATURAL

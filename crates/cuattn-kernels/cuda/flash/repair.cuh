@@ -12,8 +12,8 @@ struct RowRepair {
 
   // Plain q.k, finished in whatever way the variant asks for; -inf where the key is masked.
   DEVICE float score(const PackedRow& at, int key) const {
-    const Scalar* q = static_cast<const Scalar*>(p.q) + tile.batch * p.q_strides.batch + at.head * p.q_strides.head + at.row * p.q_strides.row;
-    const Scalar* k = static_cast<const Scalar*>(p.k) + tile.batch * p.k_strides.batch + tile.kv_head * p.k_strides.head + key * p.k_strides.row;
+    const Scalar* q = static_cast<const Scalar*>(p.q) + query_base(p.q_strides, tile) + at.head * p.q_strides.head + at.row * p.q_strides.row;
+    const Scalar* k = static_cast<const Scalar*>(p.k) + key_base(p.k_strides, tile) + key_offset(p, p.k_strides, tile, key);
     float dot = 0.f;
 #pragma unroll 1
     for (int d = 0; d < HEAD_DIM; ++d) dot += Element::load(q[d]) * Element::load(k[d]);
@@ -31,7 +31,7 @@ struct RowRepair {
     constexpr int COLUMNS = ceil_div(V_HEAD_DIM, 32);
     const int lane = threadIdx.x & 31;
     const float units = SoftmaxState::log2_units(p.score), base = SoftmaxState::finite_or_zero(maximum);
-    const Scalar* v = static_cast<const Scalar*>(p.v) + tile.batch * p.v_strides.batch + tile.kv_head * p.v_strides.head;
+    const Scalar* v = static_cast<const Scalar*>(p.v) + key_base(p.v_strides, tile);
     const KeyRange keys = visible_keys(sequence, at.row);
     float out[COLUMNS] = {};
 #pragma unroll 1
@@ -45,7 +45,7 @@ struct RowRepair {
         const int source = __ffs(seen) - 1;
         const float w = __shfl_sync(WARP_MASK, weight, source);
         UNROLL for (int c = 0; c < COLUMNS; ++c)
-          if (lane + c * 32 < V_HEAD_DIM) out[c] += w * Element::load(v[(first + source) * p.v_strides.row + lane + c * 32]);
+          if (lane + c * 32 < V_HEAD_DIM) out[c] += w * Element::load(v[key_offset(p, p.v_strides, tile, first + source) + lane + c * 32]);
       }
     }
     UNROLL for (int c = 0; c < COLUMNS; ++c)

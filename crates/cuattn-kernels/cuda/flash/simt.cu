@@ -12,28 +12,26 @@ struct BlockPlace {
   Tile tile;
   int first_column;
 
-  DEVICE BlockPlace(const FlashParams& p, int block) {
+  // Of block `block`: `find` makes a tile of a tile's number.
+  template <typename Find> DEVICE static BlockPlace of(const FlashParams& p, int block, Find find) {
     const int splits = ceil_div(p.v_head_dim, V_COLUMNS), number = block / splits;
-    tile = tile_at(p, number, BLOCK_ROWS);
-    first_column = (block - number * splits) * V_COLUMNS;
+    return {find(number), (block - number * splits) * V_COLUMNS};
   }
 };
 
-// Writes the lane's part of o, and, of one block of columns, the log-sum-exp. Finds its place anew, since the main loop needs the
-// registers that would remember it.
-DEVICE void write_output(const FlashParams& p, Output& o, const SoftmaxState& state, const RowPlace* places) {
+// Writes the lane's part of o, and, of one block of columns, the log-sum-exp.
+DEVICE void write_output(const FlashParams& p, Output& o, const SoftmaxState& state, const RowPlace* places, const BlockPlace& block) {
   const Lane lane(computed_here(threadIdx.x));
-  const BlockPlace block(p, computed_here(blockIdx.x));
   const Tile& tile = block.tile;
   const bool whole = whole_pieces(p.o, p.o_strides);
   UNROLL for (int i = 0; i < LANE_ROWS; ++i) {
     const int r = lane.first_row + i * ROW_LANES;
     const RowPlace place = places[r];
     const RowResult result = state.finish(i, p.sinks != nullptr ? p.sinks[place.head] : -INFINITY_F32);
-    if (tile.first_row + r >= p.mask.q_len * p.pack) continue;
+    if (tile.first_row + r >= query_len(p, tile) * p.pack) continue;
     if (p.log_sum_exp != nullptr && block.first_column == 0 && lane.column == 0)
-      p.log_sum_exp[((i64)tile.batch * p.q_heads + place.head) * p.mask.q_len + place.row] = result.log_sum_exp;
-    Scalar* row = static_cast<Scalar*>(p.o) + tile.batch * p.o_strides.batch + place.head * p.o_strides.head + place.row * p.o_strides.row;
+      p.log_sum_exp[log_sum_exp_at(p, tile, {place.row, place.head})] = result.log_sum_exp;
+    Scalar* row = static_cast<Scalar*>(p.o) + query_base(p.o_strides, tile) + place.head * p.o_strides.head + place.row * p.o_strides.row;
     o.scale_row(i, result.factor);
     UNROLL for (int j = 0; j < LANE_PIECES; ++j) {
       const int column = block.first_column + (lane.column + j * COLUMN_LANES) * 4, count = p.v_head_dim - column;
@@ -49,22 +47,23 @@ DEVICE void write_output(const FlashParams& p, Output& o, const SoftmaxState& st
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_simt(const __grid_constant__ FlashParams p) {
-  extern __shared__ __align__(128) float shared[];
+// Computes what `find_place()` says. It is asked again before the output is written, since the main loop needs the registers that
+// would remember it.
+template <typename FindPlace> DEVICE void compute_block(const FlashParams& p, float* shared, FindPlace find_place) {
   const SharedTiles tiles(shared);
   const Lane lane(threadIdx.x);
 
-  const BlockPlace place(p, blockIdx.x);
+  const BlockPlace place = find_place();
   const Tile& tile = place.tile;
-  const Sequence sequence = load_sequence(p.mask, tile.batch);
+  const Sequence sequence = load_sequence(p, tile);
   const RowSpan span(p, sequence, tile.first_row, BLOCK_ROWS);
   const int first_block = span.any.begin / BLOCK_KEYS, end_block = ceil_div(span.any.end, BLOCK_KEYS);
   fill_row_places(tiles.places, p, tile, sequence);
   __syncthreads();
 
-  const QueryRows q = {static_cast<const Scalar*>(p.q) + tile.batch * p.q_strides.batch, p.q_strides, tiles.places};
-  const Scalar* k = static_cast<const Scalar*>(p.k) + tile.batch * p.k_strides.batch + tile.kv_head * p.k_strides.head;
-  const Scalar* v = static_cast<const Scalar*>(p.v) + tile.batch * p.v_strides.batch + tile.kv_head * p.v_strides.head;
+  const QueryRows q = {static_cast<const Scalar*>(p.q) + query_base(p.q_strides, tile), p.q_strides, tiles.places};
+  const Scalar* k = static_cast<const Scalar*>(p.k) + key_base(p.k_strides, tile);
+  const Scalar* v = static_cast<const Scalar*>(p.v) + key_base(p.v_strides, tile);
   const bool q_whole = whole_pieces(p.q, p.q_strides), k_whole = whole_pieces(p.k, p.k_strides), v_whole = whole_pieces(p.v, p.v_strides);
 #ifdef EXACT
   constexpr int CHUNKS = 1;
@@ -76,11 +75,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_simt(
     load_tile(TileCopy<BLOCK_ROWS, DIM_CHUNK, QueryRows>{tiles.q, q, chunk * DIM_CHUNK, p.head_dim}, q_whole, row_swizzle);
   };
   const auto load_k = [&](int block, int chunk) {
-    const KeyRows rows = {k, p.k_strides.row, block * BLOCK_KEYS, sequence.kv_len};
+    const KeyRows rows = {p, p.k_strides, tile, k, block * BLOCK_KEYS, sequence.kv_len};
     load_tile(TileCopy<BLOCK_KEYS, DIM_CHUNK, KeyRows>{tiles.k, rows, chunk * DIM_CHUNK, p.head_dim}, k_whole, key_swizzle);
   };
   const auto load_v = [&](int block) {
-    const KeyRows rows = {v, p.v_strides.row, block * BLOCK_KEYS, sequence.kv_len};
+    const KeyRows rows = {p, p.v_strides, tile, v, block * BLOCK_KEYS, sequence.kv_len};
     load_tile(TileCopy<BLOCK_KEYS, V_COLUMNS, KeyRows>{tiles.v, rows, place.first_column, p.v_head_dim}, v_whole, [](int) { return 0; });
   };
 
@@ -137,5 +136,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_simt(
     cp_async_wait<0>();
     if (!__syncthreads_or(!selecting && !o.is_finite())) break;
   }
-  write_output(p, o, state, tiles.places);
+  write_output(p, o, state, tiles.places, find_place());
 }
+
+#ifndef VARLEN
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_simt(const __grid_constant__ FlashParams p) {
+  extern __shared__ __align__(128) float shared[];
+  compute_block(p, shared, [&] {
+    return BlockPlace::of(p, computed_here(blockIdx.x), [&](int number) { return tile_at(p, number, BLOCK_ROWS); });
+  });
+}
+#endif

@@ -91,7 +91,7 @@ struct RowPlace {
 };
 
 DEVICE void fill_row_places(RowPlace* places, const FlashParams& p, const Tile& tile, const Sequence& sequence) {
-  const int rows = p.mask.q_len * p.pack;
+  const int rows = query_len(p, tile) * p.pack;
   for (int r = threadIdx.x; r < BLOCK_ROWS; r += THREADS) {
     const int packed = tile.first_row + r;
     const PackedRow at = unpack_row(p, tile, min_of(packed, rows - 1));

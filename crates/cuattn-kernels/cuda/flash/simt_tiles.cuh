@@ -52,14 +52,16 @@ DEVICE Piece fetch_piece(const Scalar* from, int count, bool whole) {
   return x;
 }
 
-// Rows of k or v: those from `end` on are not there.
+// Rows of k or v of the tile's sequence: those from `end` on are not there.
 struct KeyRows {
-  const Scalar* tensor;
-  i64 stride;
+  const FlashParams& p;
+  const Strides& strides;
+  const Tile& tile;
+  const Scalar* tensor;  // from key_base() on
   int first, end;
 
   DEVICE bool exists(int r) const { return first + r < end; }
-  DEVICE const Scalar* at(int r) const { return tensor + (first + r) * stride; }
+  DEVICE const Scalar* at(int r) const { return tensor + key_offset(p, strides, tile, first + r); }
 };
 
 // Rows of q, each where its place says. All are there, since rows past the last stand where that does.

@@ -9,7 +9,6 @@
 struct Consumer {
   const Block& block;
   const int group;     // which warpgroup
-  const int slice;     // whose query slice
   Ring<KV_STAGES> ring;
   Output o;
   SoftmaxState state;
@@ -18,19 +17,22 @@ struct Consumer {
   bool rescale_due;
   float rescale[LANE_ROWS];
 
-  DEVICE Consumer(const Block& block, int group) : block(block), group(group), slice(Q_SLICES == 1 ? 0 : group) {}
+  DEVICE Consumer(const Block& block, int group) : block(block), group(group) {}
+
+  // Whose queries it reads.
+  DEVICE int slice() const { return Q_SLICES == 1 ? 0 : group; }
 
   DEVICE float (&flat(Scores& s) const)[BLOCK_KEYS / 2] { return reinterpret_cast<float(&)[BLOCK_KEYS / 2]>(s.at); }
   DEVICE float (&flat_output())[V_COLUMNS / 2] { return reinterpret_cast<float(&)[V_COLUMNS / 2]>(o.at); }
   // With SPLIT_KEYS all warpgroups stand at the same rows.
-  DEVICE LanePlace lane_place(const TileRecord& record) const { return LanePlace(record.tile, (slice - group) * GROUP_ROWS); }
+  DEVICE LanePlace lane_place(const TileRecord& record) const { return Q_SLICES == 1 ? LanePlace(record.tile, -group * GROUP_ROWS) : LanePlace(record.tile); }
   DEVICE bool is_leader() const { return (threadIdx.x & 31) == 0; }
 
-  // s = Q K^T with the K in `stage`.
-  DEVICE void issue_qk(Scores& s, int stage, int q_stage) const {
-    const u32 q = descriptor(block.shared.q_slice(q_stage, slice), 16), k = descriptor(block.shared.k + stage * K_BYTES, 16);
+  // s = Q K^T with as many keys of the K in `stage` as s has room for.
+  template <int N> DEVICE void issue_qk(float (&s)[N], int stage, int q_stage) const {
+    const u32 q = descriptor(block.shared.q_slice(q_stage, slice()), 16), k = descriptor(block.shared.k + stage * K_BYTES, 16);
     UNROLL for (int step = 0; step < QK_COLUMNS / 16; ++step)
-      wgmma_ab(flat(s), q + (step / 4 * GROUP_ROWS * PANEL_ROW + step % 4 * 32) / 16, k + (step / 4 * K_PANEL_BYTES + step % 4 * 32) / 16, step != 0);
+      wgmma_ab(s, q + (step / 4 * GROUP_ROWS * PANEL_ROW + step % 4 * 32) / 16, k + (step / 4 * K_PANEL_BYTES + step % 4 * 32) / 16, step != 0);
     wgmma_commit();
   }
 
@@ -46,9 +48,9 @@ struct Consumer {
     o_is_empty = false;
   }
 
-  DEVICE void round_weights(const Scores& s) {
+  template <int TILES = KEY_TILES> DEVICE void round_weights(const Scores& s) {
     UNROLL for (int i = 0; i < BLOCK_KEYS / 4; ++i)
-      weights[i] = Element::pack(s.at[0][i / 2][i % 2 * 2], s.at[0][i / 2][i % 2 * 2 + 1]);
+      weights[i] = i < TILES * 2 ? Element::pack(s.at[0][i / 2][i % 2 * 2], s.at[0][i / 2][i % 2 * 2 + 1]) : 0;
   }
 
   DEVICE void apply_rescale() {
@@ -57,17 +59,17 @@ struct Consumer {
     rescale_due = false;
   }
 
-  template <bool FIRST> DEVICE bool softmax(Scores& s) {
-    const bool due = state.raise_maximum<FIRST>(s, block.params.flash.score, [&](int r, float factor) { rescale[r] = factor; });
-    state.exponentiate(s, block.params.flash.score);
+  template <bool FIRST, int TILES = KEY_TILES> DEVICE bool softmax(Scores& s) {
+    const bool due = state.template raise_maximum<FIRST, TILES>(s, block.params.flash.score, [&](int r, float factor) { rescale[r] = factor; });
+    state.template exponentiate<TILES>(s, block.params.flash.score);
     return due;
   }
 
   // Masks, and what else a score goes through before the softmax.
-  template <bool MASKED> DEVICE void finish(Scores& s, const TileRecord& record, int n) const {
+  template <bool MASKED, int TILES = KEY_TILES> DEVICE void finish(Scores& s, const TileRecord& record, int n) const {
     const LanePlace place = lane_place(record);
     finish_scores(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS, 0);
-    if (MASKED) mask_scores(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS);
+    if (MASKED) mask_scores<TILES>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS);
   }
 
   // One step: block n, and the values of the block after it, which lie in `previous`.
@@ -80,7 +82,7 @@ struct Consumer {
     take_turn();
     pin(flat(s));
     wgmma_fence();
-    issue_qk(s, ring.stage, q_stage);
+    issue_qk(flat(s), ring.stage, q_stage);
 #ifdef RESCALE_BEFORE
     apply_rescale();
 #endif
@@ -105,21 +107,19 @@ struct Consumer {
 #endif
   }
 
-  // The first block of a tile, whose softmax nothing runs beside.
-  DEVICE void first_step(const TileRecord& record, int n, int q_stage, bool last) {
-    mbarrier_wait(block.shared.k_full(ring.stage), ring.parity);
+  // The first block of a tile, whose softmax nothing runs beside. TILES: of how many of its keys, the others being masked for all rows.
+  template <int TILES> DEVICE void first_step(const TileRecord& record, int n, int q_stage, bool last) {
     Scores s;
-    pin(flat(s));
+    float(&products)[TILES * 4] = reinterpret_cast<float(&)[TILES * 4]>(s.at);
+    pin(products);
     wgmma_fence();
-    issue_qk(s, ring.stage, q_stage);
+    issue_qk(products, ring.stage, q_stage);
     wgmma_wait<0>();
-    pin(flat(s));
+    pin(products);
     release_k(q_stage, last);
-    finish<true>(s, record, n);
-    softmax<true>(s);
-    round_weights(s);
-    o_is_empty = true;
-    rescale_due = false;
+    finish<true, TILES>(s, record, n);
+    softmax<true, TILES>(s);
+    round_weights<TILES>(s);
   }
 
   DEVICE void last_product() {
@@ -141,7 +141,7 @@ struct Consumer {
     if (!is_leader()) return;
     mbarrier_arrive(block.shared.k_empty(ring.stage));
 #ifdef DIRECT_STORE
-    if (last) mbarrier_arrive(block.shared.q_empty(q_stage, slice));
+    if (last) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
 #endif
   }
 
@@ -173,45 +173,57 @@ struct Consumer {
 
   // All blocks of a tile: those that the end of some row's keys cuts, those that every row sees, those that a window's left edge cuts.
   DEVICE void multiply(const TileRecord& record, int q_stage) {
-    const RowSpan rows(block.params.flash, record.sequence, record.tile.first_row + slice * GROUP_ROWS, GROUP_ROWS);
-    const int first = warp_uniform(record.first_block);
-    int n = warp_uniform(record.end_block) - 1;
-    clear_values_beyond(record, n);
-    first_step(record, n, q_stage, n == first);
+    const RowSpan rows(block.params.flash, record.sequence, record.tile.first_row + slice() * GROUP_ROWS, GROUP_ROWS);
+    // Uniform registers, or every loop that these bound would count as divergent, and every descriptor in it would be moved from
+    // ordinary registers before each product.
+    const int first = warp_uniform(record.first_block), last = warp_uniform(record.end_block) - 1;
+    const int all_begin = warp_uniform(rows.all.begin), all_end = warp_uniform(rows.all.end), any_end = warp_uniform(rows.any.end);
+    clear_values_beyond(record, last);
+    mbarrier_wait(block.shared.k_full(ring.stage), ring.parity);
+    o_is_empty = true;
+    rescale_due = false;
+#ifdef HALF_FIRST
+    if (any_end <= last * BLOCK_KEYS + BLOCK_KEYS / 2) first_step<KEY_TILES / 2>(record, last, q_stage, last == first);
+    else
+#endif
+      first_step<KEY_TILES>(record, last, q_stage, last == first);
+    int n = last - 1;
 #pragma unroll 1
-    for (--n; n >= first && !rows.sees_all(n * BLOCK_KEYS, (n + 1) * BLOCK_KEYS); --n) step<true>(record, n, q_stage, n == first);
+    for (; n >= first && (n + 1) * BLOCK_KEYS > all_end; --n) step<true>(record, n, q_stage, n == first);
 #pragma unroll 1
-    for (; n >= first && rows.sees_all(n * BLOCK_KEYS, (n + 1) * BLOCK_KEYS); --n) step<false>(record, n, q_stage, n == first);
+    for (; n >= first && n * BLOCK_KEYS >= all_begin; --n) step<false>(record, n, q_stage, n == first);
 #pragma unroll 1
     for (; n >= first; --n) step<true>(record, n, q_stage, n == first);
     last_product();
   }
 
+  template <bool EMPTY> static DEVICE u32 rounded(float low, float high, float factor) {
+    return EMPTY ? 0 : Element::pack(low * factor, high * factor);
+  }
+
   // The rows of this warpgroup, rounded: into the query slice, which its last product has read, for the producer to store.
-  DEVICE void stage_output(const RowResult& result, int q_stage) const {
+  template <bool EMPTY> DEVICE void stage_output(const RowResult& result, int q_stage) const {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-    const u32 row = block.shared.q_slice(q_stage, slice) + (warp * 16 + (lane & 15)) * PANEL_ROW;
+    const u32 row = block.shared.q_slice(q_stage, slice()) + (warp * 16 + (lane & 15)) * PANEL_ROW;
     UNROLL for (int pair = 0; pair < V_TILES / 2; ++pair) {
       const float(&left)[4] = o.at[0][2 * pair], (&right)[4] = o.at[0][2 * pair + 1];
       stmatrix_x4(row + pair / 4 * GROUP_ROWS * PANEL_ROW + ((2 * (pair & 3) + (lane >> 4)) ^ (lane & 7)) * 16,
-                  Element::pack(left[0] * result.factor[0], left[1] * result.factor[0]),
-                  Element::pack(left[2] * result.factor[1], left[3] * result.factor[1]),
-                  Element::pack(right[0] * result.factor[0], right[1] * result.factor[0]),
-                  Element::pack(right[2] * result.factor[1], right[3] * result.factor[1]));
+                  rounded<EMPTY>(left[0], left[1], result.factor[0]), rounded<EMPTY>(left[2], left[3], result.factor[1]),
+                  rounded<EMPTY>(right[0], right[1], result.factor[0]), rounded<EMPTY>(right[2], right[3], result.factor[1]));
     }
   }
 
   // The same straight to memory: four lanes hold a row's pairs of columns, and exchange them until each has 16 bytes in a row.
-  DEVICE void write_output(const RowResult& result, const TileRecord& record) const {
+  template <bool EMPTY> DEVICE void write_output(const RowResult& result, const TileRecord& record) const {
     const FlashParams& p = block.params.flash;
     const int lane = threadIdx.x & 31, quad = lane & 3;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-      const int row = record.tile.first_row + slice * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2) + r * 8;
+      const int row = record.tile.first_row + slice() * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2) + r * 8;
       Scalar* out = static_cast<Scalar*>(p.o) + record.tile.batch * p.o_strides.batch + record.tile.head * p.o_strides.head + row * p.o_strides.row;
       UNROLL for (int first = 0; first < V_TILES; first += 4) {
         Chunk chunk;
         UNROLL for (int i = 0; i < 4; ++i)
-          chunk.word[i] = first + i < V_TILES ? Element::pack(o.at[0][first + i][r * 2] * result.factor[r], o.at[0][first + i][r * 2 + 1] * result.factor[r]) : 0;
+          chunk.word[i] = first + i < V_TILES ? rounded<EMPTY>(o.at[0][first + i][r * 2], o.at[0][first + i][r * 2 + 1], result.factor[r]) : 0;
         transpose_in_quad(chunk, quad);
         const int column = (first + quad) * 8;
         if (row < record.sequence.q_len && column < V_HEAD_DIM) *reinterpret_cast<Chunk*>(out + column) = chunk;
@@ -238,34 +250,36 @@ struct Consumer {
     const FlashParams& p = block.params.flash;
     if (p.log_sum_exp == nullptr || (threadIdx.x & 3) != 0) return;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-      const int row = record.tile.first_row + slice * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2) + r * 8;
+      const int row = record.tile.first_row + slice() * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2) + r * 8;
       if (row < record.sequence.q_len)
         p.log_sum_exp[((i64)record.tile.batch * p.q_heads + record.tile.head) * p.mask.q_len + row] = result.log_sum_exp[r];
     }
   }
 
-  DEVICE void epilogue(const TileRecord& record, int q_stage) {
+  // EMPTY: no row has seen a key, and o holds whatever the tile before left there.
+  template <bool EMPTY> DEVICE void epilogue(const TileRecord& record, int q_stage) {
     const FlashParams& p = block.params.flash;
     const LanePlace place = lane_place(record);
     const RowResult result = state.finish(p, place);
     write_log_sum_exp(result, record);
 #ifdef DIRECT_STORE
-    write_output(result, record);
+    write_output<EMPTY>(result, record);
+    if (EMPTY) return;
     __syncwarp();
     repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int, const PackedRow& at, int column, float value) {
       Scalar* out = static_cast<Scalar*>(p.o) + record.tile.batch * p.o_strides.batch + at.head * p.o_strides.head + at.row * p.o_strides.row;
       out[column] = Element::store(value);
     });
 #else
-    stage_output(result, q_stage);
+    stage_output<EMPTY>(result, q_stage);
     __syncwarp();
-    repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int row, const PackedRow&, int column, float value) {
-      const u32 staged = block.shared.q_slice(q_stage, slice) + column / PANEL * GROUP_ROWS * PANEL_ROW + (((threadIdx.x >> 5) & 3) * 16 + row) * PANEL_ROW;
+    if (!EMPTY) repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int row, const PackedRow&, int column, float value) {
+      const u32 staged = block.shared.q_slice(q_stage, slice()) + column / PANEL * GROUP_ROWS * PANEL_ROW + (((threadIdx.x >> 5) & 3) * 16 + row) * PANEL_ROW;
       store_shared(staged + ((column % PANEL / 8) ^ (row & 7)) * 16 + column % 8 * 2, Element::store(value));
     });
     fence_async_proxy();
     __syncwarp();
-    if (is_leader()) mbarrier_arrive(block.shared.o_full(q_stage, slice));
+    if (is_leader()) mbarrier_arrive(block.shared.o_full(q_stage, slice()));
 #endif
   }
 
@@ -278,20 +292,20 @@ struct Consumer {
 #endif
 #pragma unroll 1
     for (int slot = 0;; slot = (slot + 1) % RECORDS, q_ring.advance()) {
-      mbarrier_wait(block.shared.q_full(q_ring.stage, slice), q_ring.parity);
+      mbarrier_wait(block.shared.q_full(q_ring.stage, slice()), q_ring.parity);
       const TileRecord& record = block.records[slot];
       if (record.tile.first_row < 0) break;
       state.clear();
       if (record.end_block > record.first_block) {
         ring.advance();
         multiply(record, q_ring.stage);
+        epilogue<false>(record, q_ring.stage);
       } else {
-        o.clear();
 #ifdef DIRECT_STORE
-        if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_ring.stage, slice));
+        if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_ring.stage, slice()));
 #endif
+        epilogue<true>(record, q_ring.stage);
       }
-      epilogue(record, q_ring.stage);
     }
   }
 };

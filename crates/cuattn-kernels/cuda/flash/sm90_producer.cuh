@@ -13,50 +13,55 @@ struct Block {
   TileRecord* const records;
 };
 
-// Draws tiles and issues every load: K(last), Q, then K(n-1), V(n) in turn, as the consumers use them. One lane runs this.
+// Place number `index` in a ring of STAGES buffers, and the parity of the pass through it that the place belongs to.
+template <int STAGES> DEVICE int stage_of(u32 index) { return index % STAGES; }
+template <int STAGES> DEVICE u32 parity_of(u32 index) { return index / STAGES & 1; }
+
+// Draws tiles and issues every load: K(last), Q, then K(n-1), V(n) in turn, as the consumers use them. One lane runs this, with few
+// registers: places in rings are counted, and the tile's record stays in shared memory.
 struct Loader {
   const Block& block;
-  Ring<KV_STAGES> k_ring, v_ring;
-  Ring<Q_STAGES> q_ring;
+  u32 tiles_begun = 0, keys_begun = 0;  // Q and K loads so far; V loads follow K's
 
-  DEVICE void publish(int slot, const TileRecord& record, bool load_queries) {
-    block.records[slot] = record;
-    UNROLL for (int slice = 0; slice < Q_SLICES; ++slice) {
-      const u32 full = block.shared.q_full(q_ring.stage, slice);
+  // Makes the record of a tile, and its queries, the consumers' next ones.
+  DEVICE void publish(const TileRecord& record, bool load_queries) {
+    const int stage = stage_of<Q_STAGES>(tiles_begun);
+#pragma unroll 1
+    for (int slice = 0; slice < Q_SLICES; ++slice) {
+      const u32 full = block.shared.q_full(stage, slice);
+      mbarrier_wait(block.shared.q_empty(stage, slice), parity_of<Q_STAGES>(tiles_begun) ^ 1);
       if (!load_queries) {
         mbarrier_arrive(full);
         continue;
       }
       mbarrier_expect(full, Q_SLICE_BYTES);
       UNROLL for (int panel = 0; panel < QK_PANELS; ++panel)
-        tma_load(block.shared.q_slice(q_ring.stage, slice) + panel * GROUP_ROWS * PANEL_ROW, block.maps.q, full,
+        tma_load(block.shared.q_slice(stage, slice) + panel * GROUP_ROWS * PANEL_ROW, block.maps.q, full,
                  {panel * PANEL, record.tile.first_row + slice * GROUP_ROWS, record.tile.head, record.tile.batch});
     }
-    q_ring.advance();
-  }
-
-  DEVICE void wait_for_query_slices() {
-    UNROLL for (int slice = 0; slice < Q_SLICES; ++slice) mbarrier_wait(block.shared.q_empty(q_ring.stage, slice), q_ring.parity ^ 1);
+    ++tiles_begun;
   }
 
   DEVICE void load_k(const TileRecord& record, int n) {
-    const u32 full = block.shared.k_full(k_ring.stage);
-    mbarrier_wait(block.shared.k_empty(k_ring.stage), k_ring.parity ^ 1);
+    const int stage = stage_of<KV_STAGES>(keys_begun);
+    const u32 full = block.shared.k_full(stage);
+    mbarrier_wait(block.shared.k_empty(stage), parity_of<KV_STAGES>(keys_begun) ^ 1);
     mbarrier_expect(full, K_BYTES);
     UNROLL for (int panel = 0; panel < QK_PANELS; ++panel)
-      tma_load(block.shared.k + k_ring.stage * K_BYTES + panel * K_PANEL_BYTES, block.maps.k, full,
+      tma_load(block.shared.k + stage * K_BYTES + panel * K_PANEL_BYTES, block.maps.k, full,
                {panel * PANEL, n * BLOCK_KEYS, record.tile.kv_head * block.params.k_head_step, record.tile.batch * block.params.k_batch_step});
-    k_ring.advance();
+    ++keys_begun;
   }
 
-  DEVICE void load_v(const TileRecord& record, int n) {
-    const u32 full = block.shared.v_full(v_ring.stage);
-    mbarrier_wait(block.shared.v_empty(v_ring.stage), v_ring.parity ^ 1);
+  // The V of the block whose K was load number `index`.
+  DEVICE void load_v(const TileRecord& record, int n, u32 index) const {
+    const int stage = stage_of<KV_STAGES>(index);
+    const u32 full = block.shared.v_full(stage);
+    mbarrier_wait(block.shared.v_empty(stage), parity_of<KV_STAGES>(index) ^ 1);
     mbarrier_expect(full, V_BYTES);
     UNROLL for (int panel = 0; panel < V_PANELS; ++panel)
-      tma_load(block.shared.v + v_ring.stage * V_BYTES + panel * K_PANEL_BYTES, block.maps.v, full,
+      tma_load(block.shared.v + stage * V_BYTES + panel * K_PANEL_BYTES, block.maps.v, full,
                {panel * PANEL, n * BLOCK_KEYS, record.tile.kv_head * block.params.v_head_step, record.tile.batch * block.params.v_batch_step});
-    v_ring.advance();
   }
 
   DEVICE TileRecord find(u32 number) const {
@@ -75,35 +80,28 @@ struct Loader {
     tma_prefetch_map(block.maps.k);
     tma_prefetch_map(block.maps.v);
     const u32 tiles = block.params.tiles;
-    int slot = 0;
     for (u32 number = blockIdx.x; number < tiles;) {
-      const TileRecord record = find(number);
-      const bool empty = record.end_block <= record.first_block;
+      // Nobody reads this record any more: its last tile was done before the queries of the tile before this one could be loaded.
+      TileRecord& record = block.records[tiles_begun % RECORDS];
+      record = find(number);
+      const int first_block = record.first_block, end_block = record.end_block;
+      const bool empty = end_block <= first_block;
       // With one set of query slices, the wait for them stands behind the first K, which it would hold up.
-      if (Q_STAGES > 1 || empty) {
-        wait_for_query_slices();
-        publish(slot, record, !empty);
-      }
-      u32 next = 0;
-      if (empty) next = draw(block.params.counter, tiles - 1);
-      for (int n = record.end_block - 1; n >= record.first_block; --n) {
+      if (Q_STAGES > 1 || empty) publish(record, !empty);
+      if (empty) number = draw(block.params.counter, tiles - 1);
+      for (int n = end_block - 1; n >= first_block; --n) {
         // Drawn late: an early draw would hand tiles to blocks in an order that has nothing to do with when they are free.
-        if (n == record.first_block) next = draw(block.params.counter, tiles - 1);
+        if (n == first_block) number = draw(block.params.counter, tiles - 1);
         load_k(record, n);
-        if (Q_STAGES == 1 && n == record.end_block - 1) {
-          wait_for_query_slices();
-          publish(slot, record, true);
-        }
-        if (n < record.end_block - 1) load_v(record, n + 1);
+        if (Q_STAGES == 1 && n == end_block - 1) publish(record, true);
+        if (n < end_block - 1) load_v(record, n + 1, keys_begun - 2);
       }
-      if (!empty) load_v(record, record.first_block);
-      number = next + gridDim.x;
-      slot = (slot + 1) % RECORDS;
+      if (!empty) load_v(record, first_block, keys_begun - 1);
+      number += gridDim.x;
     }
-    TileRecord end;
+    TileRecord& end = block.records[tiles_begun % RECORDS];
     end.tile.first_row = -1;
-    wait_for_query_slices();
-    publish(slot, end, false);
+    publish(end, false);
   }
 };
 

@@ -27,6 +27,9 @@ pub struct Tile {
     pub kv_stages: usize,
     /// Whether warpgroups take turns at issuing products.
     pub ping_pong: bool,
+    /// Whether the first block of a tile is done by half where no row of a warpgroup sees the other half: the diagonal of a causal
+    /// mask, where the upper warpgroup's rows end before the lower one's.
+    pub half_first: bool,
     /// Whether consumers write their output themselves, instead of by way of their query slice and the copy engine.
     pub direct_store: bool,
 }
@@ -52,26 +55,77 @@ impl Tile {
     }
 }
 
-/// One row of the tile table.
+/// What is to be computed and on what, as far as the choice of a tile depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Query rows of a head.
+    pub q_len: usize,
+    /// Query heads of all sequences.
+    pub heads: usize,
+    /// Whether rows see different numbers of keys: a causal mask or a window.
+    pub uneven: bool,
+    /// Multiprocessors of the device.
+    pub multiprocessors: usize,
+}
+
+impl Demand {
+    /// Enough of everything: the tile for long sequences.
+    pub const PLENTY: Self = Self { q_len: 1 << 20, heads: 1024, uneven: false, multiprocessors: 132 };
+
+    /// Whether tiles of `rows` rows leave no multiprocessor without one.
+    const fn fills(&self, rows: usize) -> bool {
+        self.q_len.div_ceil(rows) * self.heads > self.multiprocessors
+    }
+}
+
+/// One row of the tile table: for head sizes up to these, where `suits` holds.
 struct TileChoice {
     head_dim: usize,
     v_head_dim: usize,
+    suits: fn(&Demand) -> bool,
     tile: Tile,
 }
 
 const fn tile(warpgroups: usize, block_keys: usize, q_stages: usize, kv_stages: usize) -> Tile {
-    Tile { warpgroups, block_keys, q_stages, kv_stages, ping_pong: true, direct_store: false }
+    Tile {
+        warpgroups,
+        block_keys,
+        q_stages,
+        kv_stages,
+        ping_pong: true,
+        half_first: warpgroups == 2 && block_keys == 128,
+        direct_store: false,
+    }
 }
 
-/// The first row that holds the head sizes is taken.
+const fn always(_: &Demand) -> bool {
+    true
+}
+
+/// The first row that holds the head sizes and suits is taken.
+///
+/// At head size 64, 192-row tiles use less of the bandwidth of L2 and win from 2,048 rows on (and from 512 where rows are alike);
+/// below, their coarser grain costs more.
 const TILES: &[TileChoice] = &[
-    TileChoice { head_dim: 64, v_head_dim: 64, tile: tile(2, 128, 2, 3) },
-    TileChoice { head_dim: 128, v_head_dim: 128, tile: tile(2, 128, 2, 2) },
-    TileChoice { head_dim: 192, v_head_dim: 128, tile: tile(2, 128, 1, 2) },
-    TileChoice { head_dim: 192, v_head_dim: 192, tile: Tile { direct_store: true, ..tile(2, 96, 1, 2) } },
+    TileChoice {
+        head_dim: 64,
+        v_head_dim: 64,
+        suits: |demand| demand.fills(192) && (demand.q_len > 1024 || !demand.uneven),
+        tile: tile(3, 128, 2, 3),
+    },
+    TileChoice { head_dim: 64, v_head_dim: 64, suits: always, tile: tile(2, 128, 2, 3) },
+    TileChoice { head_dim: 128, v_head_dim: 128, suits: always, tile: tile(2, 128, 2, 2) },
+    TileChoice { head_dim: 192, v_head_dim: 128, suits: always, tile: tile(2, 128, 1, 2) },
+    TileChoice {
+        head_dim: 192,
+        v_head_dim: 192,
+        suits: always,
+        tile: Tile { direct_store: true, ..tile(2, 96, 1, 2) },
+    },
     TileChoice {
         head_dim: 256,
         v_head_dim: 256,
+        suits: always,
         tile: Tile { direct_store: true, ping_pong: false, ..tile(2, 64, 1, 2) },
     },
 ];
@@ -96,9 +150,11 @@ pub struct Sm90 {
 }
 
 impl Sm90 {
-    /// Attention without softcap or score modification, in the tile for its head sizes.
-    pub fn plain(element: Element, head_dim: usize, v_head_dim: usize) -> Self {
-        let fits = |choice: &&TileChoice| head_dim <= choice.head_dim && v_head_dim <= choice.v_head_dim;
+    /// Attention without softcap or score modification, in the tile that suits the demand.
+    pub fn plain(element: Element, head_dim: usize, v_head_dim: usize, demand: Demand) -> Self {
+        let fits = |choice: &&TileChoice| {
+            head_dim <= choice.head_dim && v_head_dim <= choice.v_head_dim && (choice.suits)(&demand)
+        };
         let mut tile = TILES.iter().find(fits).unwrap_or(&TILES[TILES.len() - 1]).tile;
         // An output wider than the queries does not fit where they lay.
         tile.direct_store |= v_head_dim.div_ceil(PANEL) > head_dim.div_ceil(PANEL);
@@ -125,12 +181,14 @@ impl Sm90 {
             .define("CONSUMER_REGISTERS", consumer)
             .define("PRODUCER_REGISTERS", producer)
             .define_if(self.tile.ping_pong, "PING_PONG")
+            .define_if(self.tile.half_first, "HALF_FIRST")
             .define_if(self.tile.direct_store, "DIRECT_STORE")
             .define_if(self.v_head_dim > 128, "RESCALE_BEFORE")
             .define_if(self.softcap, "SOFTCAP")
             .define_if(self.is_natural(), "NATURAL")
             .product_width(self.tile.block_keys)
             .product_width(v_columns)
+            .product_width(if self.tile.half_first { self.tile.block_keys / 2 } else { v_columns })
             .score_mod(self.score_mod.as_deref())
     }
 
@@ -154,18 +212,20 @@ pub fn variants() -> Vec<Variant> {
     for element in [Element::F16, Element::Bf16] {
         let of = element.name();
         for (d, dv) in [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)] {
-            push(format!("{of} d{d} v{dv}"), Sm90::plain(element, d, dv), true);
+            push(format!("{of} d{d} v{dv}"), Sm90::plain(element, d, dv, Demand::PLENTY), true);
         }
     }
+    let few = Demand { q_len: 512, ..Demand::PLENTY };
+    push("bf16 d64 short".to_owned(), Sm90::plain(Element::Bf16, 64, 64, Demand { uneven: true, ..few }), true);
     for d in [64, 128, 256] {
-        let plain = Sm90::plain(Element::Bf16, d, d);
+        let plain = Sm90::plain(Element::Bf16, d, d, Demand::PLENTY);
         push(format!("bf16 d{d} softcap"), Sm90 { softcap: true, ..plain.clone() }, true);
         push(format!("bf16 d{d} negative scale"), Sm90 { unusual_scale: true, ..plain.clone() }, true);
         let alibi = Some("return score - 0.5f * fabsf((float)(q - k));".to_owned());
         push(format!("bf16 d{d} score mod"), Sm90 { score_mod: alibi, ..plain }, false);
     }
     for d in [8, 40, 72, 80, 112, 136, 160, 200] {
-        push(format!("f16 d{d}"), Sm90::plain(Element::F16, d, d), false);
+        push(format!("f16 d{d}"), Sm90::plain(Element::F16, d, d, Demand::PLENTY), false);
     }
     all
 }
@@ -178,7 +238,7 @@ mod tests {
     fn every_tile_fits_a_hopper_block() {
         for d in (8..=MAX_HEAD_DIM).step_by(8) {
             for dv in (8..=MAX_HEAD_DIM).step_by(8) {
-                let sm90 = Sm90::plain(Element::Bf16, d, dv);
+                let sm90 = Sm90::plain(Element::Bf16, d, dv, Demand::PLENTY);
                 // The records of four tiles are static.
                 assert!(sm90.shared_bytes() + 4 * 48 <= 232_448, "{d}/{dv}: {}", sm90.shared_bytes());
             }
@@ -192,7 +252,7 @@ mod tests {
             assert!(choice.tile.direct_store || panels(choice.v_head_dim) <= panels(choice.head_dim));
         }
         for (d, dv) in [(64, 128), (40, 128), (64, 256), (128, 192)] {
-            let tile = Sm90::plain(Element::F16, d, dv).tile;
+            let tile = Sm90::plain(Element::F16, d, dv, Demand::PLENTY).tile;
             assert!(tile.direct_store || dv.div_ceil(PANEL) <= d.div_ceil(PANEL), "{d}/{dv}");
         }
     }
