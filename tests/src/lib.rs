@@ -31,3 +31,8 @@ pub mod suites;
 pub mod tensors;
 
 pub use suite::{Case, Context, Suite};
+
+/// The examples in the README, as tests of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -17,7 +17,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuattn-flash", &["curt", "cuattn-core", "cuattn-kernels"]),
     ("cuattn-varlen", &["curt", "cuattn-core", "cuattn-kernels"]),
     ("cuattn", &["curt", "cuattn-core", "cuattn-phase2a", "cuattn-flash", "cuattn-varlen"]),
-    ("cuattn-ep", &["cuattn"]),
+    // Operators move and pack tensors around attention: kernels too, though not of attention.
+    ("cuattn-ep", &["cuattn-kernels", "cuattn"]),
     ("cuattn-ort", &["cuattn-ep"]),
 ];
 
