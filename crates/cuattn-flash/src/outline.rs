@@ -3,6 +3,7 @@
 use cuattn_core::lowering::MAX_SEQUENCE;
 use cuattn_core::{EngineId, Explanation, Problem, Reason, Refusal};
 use cuattn_kernels::Source;
+use cuattn_kernels::flash::packed_heads;
 use curt::Capabilities;
 
 use crate::{Path, mma, simt, sm90};
@@ -73,7 +74,7 @@ impl Outline {
                 Err(reasons) => refused.push(Refusal::by_path(EngineId::Flash, path.name(), reasons)),
             }
         }
-        // One path was asked for, and its reasons are the engine's; or simt, the last, refused: a grid too large for any launch.
+        // One path was asked for, and its reasons are the engine's; or simt, the last, refused: too old a device, or too large a grid.
         Err(refused.pop().unwrap_or_else(|| Refusal::by_engine(EngineId::Flash, Vec::new())))
     }
 
@@ -104,12 +105,9 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Folds the heads of a group into the rows where that fills tiles of `block_rows` clearly better: short queries share each
-    /// read of K and V among their heads, long ones are better off with one head a tile.
     pub(crate) fn of(problem: &Problem, block_rows: usize) -> Self {
-        let (q_len, group) = (problem.shape.q_len, problem.shape.group());
-        let filled = |rows: usize| rows as f64 / rows.next_multiple_of(block_rows) as f64;
-        let pack = if group > 1 && filled(q_len) < 0.9 * filled(q_len * group) { group } else { 1 };
+        let q_len = problem.shape.q_len;
+        let pack = packed_heads(q_len, problem.shape.group(), block_rows);
         Self { pack, rows: q_len * pack }
     }
 }

@@ -66,3 +66,17 @@ fn an_illegal_problem_is_nobodys() {
         assert!(matches!(reasons[..], [Reason::HeadsNotDivisible { .. }, Reason::ZeroHeadDim { .. }]), "{error}");
     }
 }
+
+#[test]
+fn a_device_that_is_too_old_is_refused_before_anything_is_compiled() {
+    let turing = Capabilities { compute_capability: (7, 5), ..Capabilities::a100() };
+    let problem = Problem::bhsd(SHAPE, DType::F32);
+    let error = cuattn::consider(&turing, &problem, Policy::Auto).unwrap_err();
+    insta::assert_snapshot!(error, @r"
+    no engine that the policy allows does this problem
+    flash (simt) refuses:
+      * simt needs compute capability 8.0 or newer, and this device has 7.5: no path of this engine runs on it
+    phase2a refuses:
+      * phase2a needs compute capability 8.0 or newer, and this device has 7.5: its kernels use conversions that older devices lack
+    ");
+}
