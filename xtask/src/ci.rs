@@ -45,7 +45,9 @@ enum Check {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
-    let marker = repository::target()?.join("xtask-ci");
+    let target = repository::target()?;
+    std::fs::create_dir_all(&target).with_context(|| format!("cannot make the folder {}", target.display()))?;
+    let marker = target.join("xtask-ci");
     let cold = !marker.exists();
     // A run that is cut short leaves a half-warm folder: it counts as warm from here on.
     std::fs::write(&marker, "a run of `cargo xtask ci` began here\n")?;
