@@ -2,7 +2,7 @@
 
 use cuattn::curt::DevicePtr;
 
-use crate::{Device, ExecuteError, InputInfo, Node, OutputSpec, Reason, TensorMut, TensorView};
+use crate::{AttributeKind, Device, ExecuteError, InputInfo, Node, OutputSpec, Reason, TensorMut, TensorView};
 
 /// How long scratch memory is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +63,9 @@ pub trait KernelFactory: Send + Sync {
 
     /// Names of the outputs, in order.
     fn outputs(&self) -> &'static [&'static str];
+
+    /// Every attribute of any version, and of which kind it is.
+    fn attributes(&self) -> &'static [(&'static str, AttributeKind)];
 
     /// Whether the node would run on `device`. What is not known yet is looked at when the node runs.
     ///

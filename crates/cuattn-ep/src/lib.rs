@@ -66,7 +66,7 @@ pub use self::device::Device;
 pub use self::element::ElementType;
 pub use self::error::{ExecuteError, Fault};
 pub use self::kernel::{CaptureSupport, Kernel, KernelFactory, Lifetime, Role, WorkspaceRequirement};
-pub use self::node::{Attribute, InputInfo, Node};
+pub use self::node::{Attribute, AttributeKind, InputInfo, Node};
 pub use self::reason::Reason;
 pub use self::registry::Registry;
 pub use self::tensor::{OutputSpec, TensorMut, TensorView};

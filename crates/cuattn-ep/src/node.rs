@@ -19,6 +19,16 @@ pub enum Attribute {
     Other(&'static str),
 }
 
+/// Of which kind an attribute is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AttributeKind {
+    /// [`Attribute::Int`].
+    Int,
+    /// [`Attribute::Float`].
+    Float,
+}
+
 impl Attribute {
     pub(crate) const fn kind(&self) -> &'static str {
         match self {

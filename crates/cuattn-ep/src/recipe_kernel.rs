@@ -12,7 +12,7 @@ use crate::kernel::{CaptureSupport, Kernel, KernelFactory, Lifetime, Role, Works
 use crate::operators::Operator;
 use crate::recipe::Recipe;
 use crate::tensor::Layout;
-use crate::{ExecuteError, InputInfo, Node, OutputSpec, Reason, TensorMut, TensorView};
+use crate::{AttributeKind, ExecuteError, InputInfo, Node, OutputSpec, Reason, TensorMut, TensorView};
 
 /// Plans that a kernel keeps. A decoder that grows by a token a step makes one a step; those of long ago go.
 const KEPT_PLANS: usize = 256;
@@ -44,6 +44,10 @@ impl<O: Operator> KernelFactory for Factory<O> {
 
     fn outputs(&self) -> &'static [&'static str] {
         O::OUTPUTS
+    }
+
+    fn attributes(&self) -> &'static [(&'static str, AttributeKind)] {
+        O::ATTRIBUTES
     }
 
     fn claim(&self, device: &Device, node: &Node, inputs: &[Option<InputInfo>]) -> Result<(), Reason> {

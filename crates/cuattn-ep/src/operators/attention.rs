@@ -20,7 +20,7 @@ use super::inputs::{Inputs, Layouts, Named, Rows};
 use super::settings::{Attributes, value};
 use crate::recipe::{Attend, DenseOperands, Fill, Gather, Place, Recipe};
 use crate::tensor::{Layout, OutputSpec};
-use crate::{ElementType, InputInfo, Node, Reason};
+use crate::{AttributeKind, ElementType, InputInfo, Node, Reason};
 
 const Q: usize = 0;
 const K: usize = 1;
@@ -38,6 +38,18 @@ const QK: usize = 3;
 const INPUTS: &[&str] = &["Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"];
 const OUTPUTS: &[&str] = &["Y", "present_key", "present_value", "qk_matmul_output"];
 
+const ATTRIBUTES: &[(&str, AttributeKind)] = &[
+    ("is_causal", AttributeKind::Int),
+    ("q_num_heads", AttributeKind::Int),
+    ("kv_num_heads", AttributeKind::Int),
+    ("scale", AttributeKind::Float),
+    ("softcap", AttributeKind::Float),
+    ("qk_matmul_output_mode", AttributeKind::Int),
+    ("softmax_precision", AttributeKind::Int),
+    ("left_window_size", AttributeKind::Int),
+    ("right_window_size", AttributeKind::Int),
+];
+
 /// ONNX's own operator.
 pub(super) struct Attention(Settings);
 
@@ -51,6 +63,7 @@ impl Operator for Attention {
     const VERSIONS: &'static [u32] = &[23, 24, 25];
     const INPUTS: &'static [&'static str] = INPUTS;
     const OUTPUTS: &'static [&'static str] = OUTPUTS;
+    const ATTRIBUTES: &'static [(&'static str, AttributeKind)] = ATTRIBUTES;
     const STRIDED: &'static [usize] = &[Q, K, V, PAST_KEY, PAST_VALUE];
 
     fn new(node: &Node) -> Result<Self, Reason> {
@@ -72,6 +85,7 @@ impl Operator for RenamedAttention {
     const VERSIONS: &'static [u32] = &[1];
     const INPUTS: &'static [&'static str] = INPUTS;
     const OUTPUTS: &'static [&'static str] = OUTPUTS;
+    const ATTRIBUTES: &'static [(&'static str, AttributeKind)] = ATTRIBUTES;
     const STRIDED: &'static [usize] = Attention::STRIDED;
 
     fn new(node: &Node) -> Result<Self, Reason> {

@@ -7,6 +7,7 @@ mod nxrt_attention;
 mod settings;
 
 use crate::kernel::KernelFactory;
+use crate::node::AttributeKind;
 use crate::recipe::Recipe;
 use crate::recipe_kernel::Factory;
 use crate::tensor::Layout;
@@ -29,6 +30,8 @@ pub(crate) trait Operator: Send + Sync + Sized + 'static {
     const VERSIONS: &'static [u32];
     const INPUTS: &'static [&'static str];
     const OUTPUTS: &'static [&'static str];
+    /// Every attribute of any version.
+    const ATTRIBUTES: &'static [(&'static str, AttributeKind)];
     /// Inputs that may have strides.
     const STRIDED: &'static [usize];
 

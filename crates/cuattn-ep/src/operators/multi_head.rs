@@ -18,7 +18,7 @@ use super::inputs::{Inputs, Layouts, Named, Rows};
 use super::settings::{Attributes, value};
 use crate::recipe::{Attend, DenseOperands, Gather, KeyPadding, PackBias, Place, Recipe};
 use crate::tensor::{Layout, OutputSpec};
-use crate::{ElementType, InputInfo, Node, Reason};
+use crate::{AttributeKind, ElementType, InputInfo, Node, Reason};
 
 const QUERY: usize = 0;
 const KEY: usize = 1;
@@ -67,6 +67,12 @@ impl Operator for MultiHeadAttention {
         "cache_indirection",
     ];
     const OUTPUTS: &'static [&'static str] = &["output", "present_key", "present_value", "qk"];
+    const ATTRIBUTES: &'static [(&'static str, AttributeKind)] = &[
+        ("num_heads", AttributeKind::Int),
+        ("unidirectional", AttributeKind::Int),
+        ("scale", AttributeKind::Float),
+        ("mask_filter_value", AttributeKind::Float),
+    ];
     const STRIDED: &'static [usize] = &[PAST_KEY, PAST_VALUE];
 
     fn new(node: &Node) -> Result<Self, Reason> {

@@ -7,7 +7,7 @@ use super::inputs::{Inputs, Layouts, Named};
 use super::settings::{Attributes, value};
 use crate::recipe::{Attend, DenseOperands, Place, Recipe};
 use crate::tensor::{Layout, OutputSpec};
-use crate::{ElementType, InputInfo, Node, Reason};
+use crate::{AttributeKind, ElementType, InputInfo, Node, Reason};
 
 const Q: usize = 0;
 const K: usize = 1;
@@ -27,6 +27,12 @@ impl Operator for Attention {
     const VERSIONS: &'static [u32] = &[1];
     const INPUTS: &'static [&'static str] = &["query", "key", "value", "mask"];
     const OUTPUTS: &'static [&'static str] = &["output"];
+    const ATTRIBUTES: &'static [(&'static str, AttributeKind)] = &[
+        ("num_heads", AttributeKind::Int),
+        ("kv_num_heads", AttributeKind::Int),
+        ("causal", AttributeKind::Int),
+        ("scale", AttributeKind::Float),
+    ];
     const STRIDED: &'static [usize] = &[Q, K, V];
 
     fn new(node: &Node) -> Result<Self, Reason> {

@@ -1,0 +1,206 @@
+//! Operators that ONNX Runtime does not know, as custom operators: their signatures, so that a model with them loads.
+//!
+//! Kernels come from the registry like those of all other operators; a custom operator's own kernel is never made.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+
+use cuattn_ep::{KernelFactory, Registry};
+
+use crate::abi::{API_VERSION, OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtKernelContext, OrtKernelInfo, Status};
+use crate::api::tables;
+use crate::ep::NAME;
+use crate::failure::{Failure, Result, callback, check};
+
+/// Domains whose schemas ONNX Runtime has itself.
+const KNOWN: [&str; 2] = ["", "com.microsoft"];
+
+/// `ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED`: any type.
+const ANY_TYPE: i32 = 0;
+/// `OrtCustomOpInputOutputCharacteristic`.
+const REQUIRED: c_int = 0;
+const OPTIONAL: c_int = 1;
+/// Inputs that every operator here needs, of those that custom operators have.
+const REQUIRED_INPUTS: usize = 3;
+
+#[repr(C)]
+struct CustomOperator {
+    base: OrtCustomOp,
+    name: CString,
+    inputs: usize,
+    outputs: usize,
+}
+
+/// The domains, and their operators.
+pub(crate) struct CustomOperators {
+    domains: Vec<*mut OrtCustomOpDomain>,
+    /// ONNX Runtime keeps their addresses.
+    _operators: Vec<Box<CustomOperator>>,
+}
+
+impl CustomOperators {
+    pub(crate) fn new() -> Result<Self> {
+        let api = tables()?;
+        let registry = Registry::standard();
+        let mut all = Self { domains: Vec::new(), _operators: Vec::new() };
+        let mut names: Vec<_> =
+            registry.factories().map(KernelFactory::domain).filter(|name| !KNOWN.contains(name)).collect();
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            let c_name = CString::new(name).unwrap_or_default();
+            let mut domain = std::ptr::null_mut();
+            // SAFETY: the name is a C string, and the pointer is to a live handle.
+            check(unsafe { api.ort.CreateCustomOpDomain(c_name.as_ptr(), &mut domain) })?;
+            all.domains.push(domain);
+            for factory in registry.factories().filter(|factory| factory.domain() == name) {
+                let operator = Box::new(CustomOperator::of(factory));
+                // SAFETY: the domain is live, and the operator lives as long as this value does.
+                check(unsafe { api.ort.CustomOpDomain_Add(domain, std::ptr::from_ref(&*operator).cast()) })?;
+                all._operators.push(operator);
+            }
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn domains(&self) -> &[*mut OrtCustomOpDomain] {
+        &self.domains
+    }
+}
+
+impl Drop for CustomOperators {
+    fn drop(&mut self) {
+        let Ok(api) = tables() else { return };
+        for &domain in &self.domains {
+            // SAFETY: it was made in `new`, and is released once.
+            unsafe { api.ort.ReleaseCustomOpDomain(domain) };
+        }
+    }
+}
+
+impl CustomOperator {
+    fn of(factory: &dyn KernelFactory) -> Self {
+        let base = OrtCustomOp {
+            version: API_VERSION,
+            CreateKernel: create_kernel,
+            GetName: name,
+            GetExecutionProviderType: provider,
+            GetInputType: input_type,
+            GetInputTypeCount: input_count,
+            GetOutputType: output_type,
+            GetOutputTypeCount: output_count,
+            KernelCompute: kernel_compute,
+            KernelDestroy: kernel_destroy,
+            GetInputCharacteristic: input_characteristic,
+            GetOutputCharacteristic: output_characteristic,
+            GetInputMemoryType: input_memory,
+            GetVariadicInputMinArity: zero,
+            GetVariadicInputHomogeneity: zero,
+            GetVariadicOutputMinArity: zero,
+            GetVariadicOutputHomogeneity: zero,
+            CreateKernelV2: Some(create_kernel_v2),
+            KernelComputeV2: Some(kernel_compute_v2),
+            InferOutputShapeFn: None,
+            GetStartVersion: start_version,
+            GetEndVersion: end_version,
+            GetMayInplace: None,
+            ReleaseMayInplace: None,
+            GetAliasMap: None,
+            ReleaseAliasMap: None,
+        };
+        let name = CString::new(factory.op_type()).unwrap_or_default();
+        Self { base, name, inputs: factory.inputs().len(), outputs: factory.outputs().len() }
+    }
+
+    /// # Safety
+    ///
+    /// `operator` is one of ours, and live.
+    unsafe fn get<'a>(operator: *const OrtCustomOp) -> &'a Self {
+        // SAFETY: as the caller promises; the interface is the struct's first field.
+        unsafe { &*operator.cast::<Self>() }
+    }
+}
+
+unsafe extern "C" fn create_kernel(_: *const OrtCustomOp, _: *const OrtApi, _: *const OrtKernelInfo) -> *mut c_void {
+    std::ptr::null_mut()
+}
+
+unsafe extern "C" fn create_kernel_v2(
+    operator: *const OrtCustomOp,
+    _: *const OrtApi,
+    _: *const OrtKernelInfo,
+    _: *mut *mut c_void,
+) -> Status {
+    callback("a custom operator", || {
+        // SAFETY: ONNX Runtime calls with an operator of ours.
+        let name = unsafe { CustomOperator::get(operator) }.name.to_string_lossy();
+        Err(Failure::new(format!(
+            "{name} was not claimed by {}: set its option `explain` to 1 to see why",
+            provider_name()
+        )))
+    })
+}
+
+fn provider_name() -> String {
+    NAME.to_string_lossy().into_owned()
+}
+
+unsafe extern "C" fn kernel_compute(_: *mut c_void, _: *mut OrtKernelContext) {}
+
+unsafe extern "C" fn kernel_compute_v2(_: *mut c_void, _: *mut OrtKernelContext) -> Status {
+    callback("a custom operator", || Err(Failure::new("a custom operator without a kernel was run")))
+}
+
+unsafe extern "C" fn kernel_destroy(_: *mut c_void) {}
+
+unsafe extern "C" fn name(operator: *const OrtCustomOp) -> *const c_char {
+    // SAFETY: ONNX Runtime calls with an operator of ours.
+    unsafe { CustomOperator::get(operator) }.name.as_ptr()
+}
+
+unsafe extern "C" fn provider(_: *const OrtCustomOp) -> *const c_char {
+    NAME.as_ptr()
+}
+
+unsafe extern "C" fn input_type(_: *const OrtCustomOp, _: usize) -> i32 {
+    ANY_TYPE
+}
+
+unsafe extern "C" fn input_count(operator: *const OrtCustomOp) -> usize {
+    // SAFETY: ONNX Runtime calls with an operator of ours.
+    unsafe { CustomOperator::get(operator) }.inputs
+}
+
+unsafe extern "C" fn output_type(_: *const OrtCustomOp, _: usize) -> i32 {
+    ANY_TYPE
+}
+
+unsafe extern "C" fn output_count(operator: *const OrtCustomOp) -> usize {
+    // SAFETY: ONNX Runtime calls with an operator of ours.
+    unsafe { CustomOperator::get(operator) }.outputs
+}
+
+unsafe extern "C" fn input_characteristic(_: *const OrtCustomOp, index: usize) -> c_int {
+    if index < REQUIRED_INPUTS { REQUIRED } else { OPTIONAL }
+}
+
+unsafe extern "C" fn output_characteristic(_: *const OrtCustomOp, index: usize) -> c_int {
+    if index == 0 { REQUIRED } else { OPTIONAL }
+}
+
+unsafe extern "C" fn input_memory(_: *const OrtCustomOp, _: usize) -> c_int {
+    /// `OrtMemTypeDefault`.
+    const DEFAULT: c_int = 0;
+    DEFAULT
+}
+
+unsafe extern "C" fn zero(_: *const OrtCustomOp) -> c_int {
+    0
+}
+
+unsafe extern "C" fn start_version(_: *const OrtCustomOp) -> c_int {
+    1
+}
+
+unsafe extern "C" fn end_version(_: *const OrtCustomOp) -> c_int {
+    c_int::MAX
+}
