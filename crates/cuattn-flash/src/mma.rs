@@ -2,7 +2,7 @@
 
 use cuattn_core::lowering::{bias_kind, element};
 use cuattn_core::{DType, Problem, Reason};
-use cuattn_kernels::flash::mma::{self, Limits, Mma};
+use cuattn_kernels::flash::mma::{self, Demand, Limits, Mma};
 use curt::Capabilities;
 
 use crate::Path;
@@ -23,7 +23,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
         shared_bytes_per_block: device.shared_bytes_per_block,
         shared_bytes_per_multiprocessor: device.shared_bytes_per_multiprocessor,
     };
-    let all_rows = shape.q_len * shape.group();
+    let demand = Demand { rows: shape.q_len * shape.group(), keys: shape.kv_len };
     let variant = Mma {
         bias: bias_kind(problem),
         bias_staged: bias_in_pieces(problem),
@@ -32,7 +32,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
         unusual_scale: problem.scale <= 0.0,
         ..Mma::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim)
     };
-    let Some(variant) = variant.with_best_tile(all_rows, limits) else {
+    let Some(variant) = variant.with_best_tile(demand, limits) else {
         let need = variant.shared_bytes();
         let got = device.shared_bytes_per_block;
         let instead = "the simt path takes any head size".to_owned();

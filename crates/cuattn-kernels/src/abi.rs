@@ -147,3 +147,93 @@ pub struct Sm90Params {
     /// Padding.
     pub reserved: i32,
 }
+
+/// Sequences packed one after another.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct PackedParams {
+    /// Device address of `[batch + 1]` query starts.
+    pub q_starts: u64,
+    /// Device address of `[batch + 1]` key starts.
+    pub kv_starts: u64,
+    /// Device address of `[batch]` keys in use of each span, or 0.
+    pub used_lengths: u64,
+    /// Device address of `capacity` [`WorkItem`]s, or 0 where blocks look at the lengths themselves.
+    pub schedule: u64,
+    /// Query tokens.
+    pub total_q: i32,
+    /// Key tokens.
+    pub total_kv: i32,
+    /// 1 where starts and lengths in use are 64-bit integers.
+    pub starts_64: i32,
+    /// The most row tiles that there can be.
+    pub capacity: i32,
+    /// Keys, summed over heads, that tiles in flight should share; 0 for those of one head unit.
+    pub section_keys: i32,
+    /// Padding.
+    pub reserved: i32,
+}
+
+/// Keys and values in pages.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct PageParams {
+    /// Device address of the `[batch, max_pages]` table.
+    pub table: u64,
+    /// Rows of a page.
+    pub page_size: i32,
+    /// Columns of the table.
+    pub max_pages: i32,
+    /// Pages of the pool.
+    pub pages: i32,
+    /// Padding.
+    pub reserved: i32,
+}
+
+/// [`FlashParams`] as kernels for packed sequences are compiled to take them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct VarlenParams {
+    /// What every fused kernel needs.
+    pub flash: FlashParams,
+    /// The sequences.
+    pub packed: PackedParams,
+    /// The pages; zeros without.
+    pub pages: PageParams,
+}
+
+/// A row tile of a sequence, as the device lists them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct WorkItem {
+    /// First query token of the sequence.
+    pub q_first: i32,
+    /// Query tokens of the sequence.
+    pub q_len: i32,
+    /// First key token of the sequence.
+    pub kv_first: i32,
+    /// Keys in use of the sequence.
+    pub kv_len: i32,
+    /// Its number; negative where the item holds nothing.
+    pub batch: i32,
+    /// The item of the sequence's first tile.
+    pub first_item: i32,
+    /// Padding.
+    pub reserved: [i32; 2],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the compiler of the kernels makes of the same members.
+    #[test]
+    fn structs_have_the_size_that_the_device_sees() {
+        assert_eq!(size_of::<MaskParams>(), 9 * 8 + 8 * 4);
+        assert_eq!(size_of::<FlashParams>(), 6 * 8 + 4 * 24 + size_of::<MaskParams>() + 4 * 8 + 2 * 4 + 8 * 4);
+        assert_eq!(size_of::<PackedParams>(), 4 * 8 + 6 * 4);
+        assert_eq!(size_of::<PageParams>(), 8 + 4 * 4);
+        assert_eq!(size_of::<VarlenParams>(), size_of::<FlashParams>() + 56 + 24);
+        assert_eq!(size_of::<WorkItem>(), 32);
+    }
+}

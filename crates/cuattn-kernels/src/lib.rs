@@ -19,6 +19,7 @@ pub mod flash;
 mod numeric;
 pub mod softmax;
 pub mod source;
+pub mod varlen;
 mod variants;
 
 pub use numeric::{BiasKind, Element};

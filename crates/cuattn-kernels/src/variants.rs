@@ -34,6 +34,7 @@ pub struct Variant {
 pub fn variants() -> Vec<Variant> {
     let mut all = crate::softmax::variants();
     all.extend(crate::flash::variants());
+    all.extend(crate::varlen::variants());
     all.extend(crate::ep::variants());
     all
 }

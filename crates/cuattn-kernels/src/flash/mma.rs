@@ -39,7 +39,23 @@ struct TileChoice {
     head_dim: usize,
     /// Packed query rows of a head unit up to which it is meant.
     rows: usize,
+    /// Keys of a sequence up to which it is meant.
+    keys: usize,
     tile: Tile,
+}
+
+impl TileChoice {
+    const fn any(head_dim: usize, tile: Tile) -> Self {
+        Self { head_dim, rows: usize::MAX, keys: usize::MAX, tile }
+    }
+
+    const fn few_rows(head_dim: usize, tile: Tile) -> Self {
+        Self { rows: 64, ..Self::any(head_dim, tile) }
+    }
+
+    const fn short(head_dim: usize, tile: Tile) -> Self {
+        Self { keys: 128, ..Self::any(head_dim, tile) }
+    }
 }
 
 const fn tile(warps: usize, row_tiles: usize, block_keys: usize, blocks_per_multiprocessor: usize) -> Tile {
@@ -49,21 +65,33 @@ const fn tile(warps: usize, row_tiles: usize, block_keys: usize, blocks_per_mult
 /// In order of preference; the first that holds the head size, suits the rows and fits the device is taken. Two 16-row tiles a warp
 /// halve the shared-memory traffic of K and V, which one tile would be bound by; from 160 columns on, the registers only hold one.
 const TILES: &[TileChoice] = &[
-    TileChoice { head_dim: 128, rows: 64, tile: tile(4, 1, 64, 2) },
-    TileChoice { head_dim: 256, rows: 64, tile: tile(4, 1, 32, 1) },
-    TileChoice { head_dim: 64, rows: usize::MAX, tile: tile(4, 2, 64, 2) },
-    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 64, 2) },
+    // Short sequences are over before they have computed much: what counts is how many blocks wait for memory at once.
+    TileChoice::short(64, tile(4, 1, 64, 4)),
+    TileChoice::short(128, tile(4, 1, 32, 4)),
+    TileChoice::few_rows(128, tile(4, 1, 64, 2)),
+    TileChoice::few_rows(256, tile(4, 1, 32, 1)),
+    TileChoice::any(64, tile(4, 2, 64, 2)),
+    TileChoice::any(128, tile(4, 2, 64, 2)),
     // A bias of 16 or 32 bits staged beside 64 keys leaves no room for a second block; beside 48 it does.
-    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 48, 2) },
-    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 64, 1) },
-    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 48, 1) },
-    TileChoice { head_dim: 128, rows: usize::MAX, tile: tile(4, 2, 32, 2) },
-    TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(8, 1, 64, 1) },
-    TileChoice { head_dim: 256, rows: usize::MAX, tile: tile(4, 1, 32, 1) },
-    TileChoice { head_dim: 256, rows: usize::MAX, tile: SMALLEST_TILE },
+    TileChoice::any(128, tile(4, 2, 48, 2)),
+    TileChoice::any(128, tile(4, 2, 64, 1)),
+    TileChoice::any(128, tile(4, 2, 48, 1)),
+    TileChoice::any(128, tile(4, 2, 32, 2)),
+    TileChoice::any(256, tile(8, 1, 64, 1)),
+    TileChoice::any(256, tile(4, 1, 32, 1)),
+    TileChoice::any(256, SMALLEST_TILE),
 ];
 
 const SMALLEST_TILE: Tile = tile(4, 1, 16, 1);
+
+/// What is to be computed, as far as the choice of a tile depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Query rows that share a key head: those of a sequence, times the heads of a group.
+    pub rows: usize,
+    /// Keys of a sequence.
+    pub keys: usize,
+}
 
 /// What a device offers a kernel, as far as the choice of a tile depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,11 +143,14 @@ impl Mma {
         }
     }
 
-    /// This variant with the tile that suits `rows` packed query rows on such a device. `None` where nothing fits.
-    pub fn with_best_tile(&self, rows: usize, device: Limits) -> Option<Self> {
+    /// This variant with the tile that suits the demand on such a device. `None` where nothing fits.
+    pub fn with_best_tile(&self, demand: Demand, device: Limits) -> Option<Self> {
         let mut chosen = self.clone();
         let head_dim = self.head_dim.max(self.v_head_dim);
-        for choice in TILES.iter().filter(|choice| head_dim <= choice.head_dim && rows <= choice.rows) {
+        let suits = |choice: &&TileChoice| {
+            head_dim <= choice.head_dim && demand.rows <= choice.rows && demand.keys <= choice.keys
+        };
+        for choice in TILES.iter().filter(suits) {
             chosen.tile = choice.tile;
             let together = chosen.shared_bytes() + SYSTEM_SHARED_BYTES;
             if !chosen.spills_on(device.compute_major)
@@ -130,6 +161,24 @@ impl Mma {
             }
         }
         None
+    }
+
+    /// The tiles that the table holds for long and short sequences, few rows and wide heads, each with a head size and a value head
+    /// size that it is meant for: what a compile suite should look at.
+    pub fn tuned_tiles() -> impl Iterator<Item = (usize, usize, Tile)> {
+        [
+            (64, 64, tile(4, 2, 64, 2)),
+            (64, 64, tile(4, 1, 64, 4)),
+            (96, 96, tile(4, 2, 64, 2)),
+            (128, 128, tile(4, 2, 64, 2)),
+            (128, 128, tile(4, 2, 48, 1)),
+            (128, 128, tile(4, 1, 64, 2)),
+            (128, 128, tile(4, 1, 32, 4)),
+            (192, 128, tile(8, 1, 64, 1)),
+            (256, 256, tile(8, 1, 64, 1)),
+            (256, 256, tile(4, 1, 32, 1)),
+        ]
+        .into_iter()
     }
 
     /// Whether the tile takes more than the 255 registers that a thread has. From sm_100 on, ptxas needs a few more than before.
@@ -148,7 +197,11 @@ impl Mma {
 
     /// The kernel's source.
     pub fn source(&self) -> Source {
-        Source::new("flash/mma.cu", ENTRY)
+        self.define_constants(Source::new("flash/mma.cu", ENTRY))
+    }
+
+    pub(crate) fn define_constants(&self, source: Source) -> Source {
+        source
             .define("ELEMENT", self.element as u32)
             .define("HEAD_DIM", self.head_dim)
             .define("V_HEAD_DIM", self.v_head_dim)
@@ -217,6 +270,9 @@ pub fn variants() -> Vec<Variant> {
             push(format!("{of} d{d}"), plain(element, d, d, tile(8, 1, 64, 1)), wide, true);
             push(format!("{of} d{d} small"), plain(element, d, d, tile(4, 1, 32, 1)), every, true);
         }
+        push(format!("{of} d64 short"), plain(element, 64, 64, tile(4, 1, 64, 4)), every, true);
+        // A register or two too many are kept in memory from the first lines to the last; no loop touches them.
+        push(format!("{of} d128 short"), plain(element, 128, 128, tile(4, 1, 32, 4)), every, false);
         push(format!("{of} d192/128"), plain(element, 192, 128, tile(4, 2, 64, 1)), wide, true);
         push(format!("{of} d128 few rows"), plain(element, 128, 128, tile(4, 1, 64, 2)), every, true);
     }
@@ -257,6 +313,7 @@ mod tests {
     const RTX4090: Limits =
         Limits { compute_major: 8, shared_bytes_per_block: 101_376, shared_bytes_per_multiprocessor: 102_400 };
     const RTX5090: Limits = Limits { compute_major: 12, ..RTX4090 };
+    const LONG: Demand = Demand { rows: 4096, keys: 4096 };
 
     #[test]
     fn every_head_size_has_a_tile_on_every_device() {
@@ -265,7 +322,7 @@ mod tests {
                 for rows in [1, 64, 65, 4096] {
                     let bias = BiasKind::F32;
                     let mma = Mma { bias, bias_staged: true, ..Mma::plain(Element::F16, d, d) };
-                    let chosen = mma.with_best_tile(rows, device);
+                    let chosen = mma.with_best_tile(Demand { rows, keys: 4096 }, device);
                     assert!(chosen.is_some(), "{device:?} d{d} rows {rows}");
                 }
             }
@@ -276,13 +333,25 @@ mod tests {
     fn a_staged_bias_leaves_hopper_two_blocks_at_d128() {
         for (bias, keys) in [(BiasKind::Boolean, 64), (BiasKind::Element, 48), (BiasKind::F32, 48)] {
             let mma = Mma { bias, bias_staged: true, ..Mma::plain(Element::Bf16, 128, 128) };
-            assert_eq!(mma.with_best_tile(4096, H200).unwrap().tile, tile(4, 2, keys, 2), "{bias:?}");
+            assert_eq!(mma.with_best_tile(LONG, H200).unwrap().tile, tile(4, 2, keys, 2), "{bias:?}");
+        }
+    }
+
+    #[test]
+    fn short_sequences_leave_hopper_four_blocks() {
+        for d in [32, 64, 96, 128] {
+            let demand = Demand { rows: 280, keys: 70 };
+            let tile = Mma::plain(Element::Bf16, d, d).with_best_tile(demand, H200).unwrap().tile;
+            assert_eq!((tile.block_rows(), tile.blocks_per_multiprocessor), (64, 4), "d{d}");
+            // Few rows over many keys are another matter.
+            let tile = Mma::plain(Element::Bf16, d, d).with_best_tile(Demand { rows: 8, keys: 4096 }, H200).unwrap().tile;
+            assert_eq!(tile.block_keys, 64, "d{d}");
         }
     }
 
     #[test]
     fn hopper_runs_two_blocks_of_128_rows_at_d128() {
-        let chosen = Mma::plain(Element::Bf16, 128, 128).with_best_tile(4096, H200).unwrap();
+        let chosen = Mma::plain(Element::Bf16, 128, 128).with_best_tile(LONG, H200).unwrap();
         assert_eq!(chosen.tile, tile(4, 2, 64, 2));
         assert_eq!(chosen.shared_bytes(), (128 + 4 * 64) * 256 + 4 * 32 * 64 * 2);
     }

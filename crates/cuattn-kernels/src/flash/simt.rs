@@ -119,9 +119,18 @@ pub struct Simt {
 impl Simt {
     /// Attention without bias, softcap or score modification, in the tile that suits the demand. There is one for any head size.
     pub fn plain(element: Element, head_dim: usize, v_head_dim: usize, demand: Demand) -> Self {
-        let tile = best_tile(head_dim.max(v_head_dim), demand);
+        Self::in_tile(element, head_dim, v_head_dim, best_tile(head_dim.max(v_head_dim), demand))
+    }
+
+    pub(crate) fn in_tile(element: Element, head_dim: usize, v_head_dim: usize, tile: Tile) -> Self {
         let exact = head_dim == tile.dim_chunk && v_head_dim == tile.v_columns;
         Self { element, tile, exact, bias: BiasKind::None, softcap: false, score_mod: None }
+    }
+
+    /// Every tile of the table, with the head size that it is meant for.
+    pub(crate) fn tuned_tiles() -> impl Iterator<Item = (usize, Tile)> {
+        let dim = |choice: &TileChoice| choice.head_dim.min(256);
+        TILES.iter().flat_map(move |choice| choice.tiles.iter().map(move |&tile| (dim(choice), tile)))
     }
 
     /// Blocks over which the columns of v are split. The grid is one-dimensional: tiles of rows, times this.
@@ -131,7 +140,11 @@ impl Simt {
 
     /// The kernel's source. It takes one [`crate::abi::FlashParams`].
     pub fn source(&self) -> Source {
-        Source::new("flash/simt.cu", ENTRY)
+        self.define_constants(Source::new("flash/simt.cu", ENTRY))
+    }
+
+    pub(crate) fn define_constants(&self, source: Source) -> Source {
+        source
             .define("ELEMENT", self.element as u32)
             .define("WARPS", self.tile.warps)
             .define("ROW_LANES", self.tile.row_lanes)

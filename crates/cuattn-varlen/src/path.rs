@@ -1,0 +1,32 @@
+//! The kernels that the engine is made of.
+
+use std::fmt;
+
+/// One of the engine's kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Path {
+    /// `mma.sync`, for sm_80 and up.
+    Mma,
+    /// No tensor cores, no conditions.
+    Simt,
+}
+
+impl Path {
+    /// Every path, the fastest first.
+    pub const ALL: [Self; 2] = [Self::Mma, Self::Simt];
+
+    /// `mma` or `simt`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mma => "mma",
+            Self::Simt => "simt",
+        }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

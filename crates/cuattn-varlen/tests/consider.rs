@@ -1,0 +1,107 @@
+//! What the engine says about problems, on devices that are not there.
+
+use cuattn_core::{DType, IndexType, Paging, Reason, VarlenEngine, VarlenPaging, VarlenProblem, VarlenShape};
+use cuattn_varlen::{Path, Varlen, VarlenPath};
+use curt::Capabilities;
+use rstest::rstest;
+
+fn problem(batch: usize, tokens: usize, dtype: DType) -> VarlenProblem {
+    let shape = VarlenShape {
+        batch,
+        total_q: tokens,
+        total_kv: tokens,
+        max_q_len: tokens,
+        max_kv_len: tokens,
+        q_heads: 16,
+        kv_heads: 4,
+        head_dim: 128,
+        v_head_dim: 128,
+    };
+    VarlenProblem::packed(shape, dtype)
+}
+
+#[rstest]
+#[case::half(DType::F16, "mma")]
+#[case::bfloat(DType::Bf16, "mma")]
+#[case::single(DType::F32, "simt")]
+fn the_element_type_decides_the_path(#[case] dtype: DType, #[case] path: &str) {
+    for device in [Capabilities::h200(), Capabilities::a100(), Capabilities::rtx4090()] {
+        let explanation = Varlen.consider(&device, &problem(8, 4096, dtype)).unwrap();
+        assert_eq!(explanation.path, path, "{}", device.name);
+    }
+}
+
+#[test]
+fn a_plan_says_what_it_does() {
+    let explanation = Varlen.consider(&Capabilities::h200(), &problem(256, 17_811, DType::Bf16)).unwrap();
+    insta::assert_snapshot!(explanation, @r"
+    varlen (mma): bf16 at head size 128 fits the tensor cores
+      * 64 x 32 tile, 4 warps
+      * up to 1369 tiles of rows in 5476 blocks
+      * 4 query heads packed into the rows of a tile
+      * longest sequences first, from a list of up to 1369 tiles
+    ");
+    let explanation = Varlen.consider(&Capabilities::h200(), &problem(4, 8192, DType::F32)).unwrap();
+    insta::assert_snapshot!(explanation, @r"
+    varlen (simt): it takes every element type, head size, stride and alignment
+      * 64 x 64 tile, 4 warps
+      * up to 132 tiles of rows in 2112 blocks
+      * longest sequences first, sorted by each warp
+    ");
+}
+
+#[test]
+fn no_token_is_no_work() {
+    for problem in [problem(3, 0, DType::F16), problem(0, 0, DType::F32)] {
+        assert_eq!(Varlen.consider(&Capabilities::h200(), &problem).unwrap().path, "nothing");
+    }
+}
+
+#[test]
+fn the_grid_holds_any_division_of_the_tokens() {
+    // One sequence of nearly all tokens beside many of one: the most tiles that there can be.
+    for (batch, tokens) in [(1, 1), (65, 65), (65, 10_000), (100_000, 131_072), (100_000, 99)] {
+        let explanation = Varlen.consider(&Capabilities::h200(), &problem(batch, tokens, DType::F32)).unwrap();
+        let tiles = explanation.details.iter().find_map(|line| line.strip_prefix("up to ")?.split_once(' ')).unwrap().0;
+        let rows = explanation.details[0].split_once(' ').unwrap().0.parse::<usize>().unwrap();
+        let pack: usize = explanation
+            .details
+            .iter()
+            .find_map(|line| line.split_once(" query heads packed"))
+            .map_or(1, |(n, _)| n.parse().unwrap());
+        let ones = (batch - 1).min(tokens - 1);
+        let worst = ones * pack.div_ceil(rows) + ((tokens - ones) * pack).div_ceil(rows);
+        assert!(tiles.parse::<usize>().unwrap() >= worst, "{batch} sequences of {tokens} tokens: {explanation}");
+    }
+}
+
+#[test]
+fn every_reason_against_a_path_is_given() {
+    let mut odd = problem(8, 4096, DType::F32);
+    odd.shape.head_dim = 20;
+    odd.q.token = 16 * 20 + 1;
+    odd.paging = Some(VarlenPaging {
+        paging: Paging { page_size: 16, pages: 10, max_pages: 256 },
+        k_page: 12,
+        v_page: 16 * 4 * 128,
+    });
+    let refusal = VarlenPath(Path::Mma).consider(&Capabilities::h200(), &odd).unwrap_err();
+    insta::assert_snapshot!(refusal, @r"
+    varlen (mma) refuses:
+      * mma does not do f32 tensors: tensor cores would round them; the simt path keeps float32 accuracy
+      * mma does not do head_dim 20: it takes multiples of 8 up to 256; pad the tensors, or take the simt path
+      * mma does not do strides of q that are no multiples of 8 elements: it copies 16 bytes at a time; align the rows, or take the simt path
+      * mma does not do strides of k that are no multiples of 8 elements: it copies 16 bytes at a time; align the rows, or take the simt path
+    ");
+    assert_eq!(Varlen.consider(&Capabilities::h200(), &odd).unwrap().path, "simt");
+}
+
+#[test]
+fn more_tokens_than_positions_fit_are_refused() {
+    let mut long = problem(8, 1 << 31, DType::F16);
+    long.offsets = IndexType::I64;
+    let refusal = Varlen.consider(&Capabilities::h200(), &long).unwrap_err();
+    assert_eq!(refusal.reasons.len(), 3);
+    assert!(matches!(refusal.reasons[0], Reason::Unsupported { .. }));
+    insta::assert_snapshot!(refusal.reasons[0], @"varlen does not do total_q 2147483648: keep it at most 1073741824");
+}
