@@ -77,7 +77,12 @@ pub fn variants() -> Vec<Variant> {
             push(name, mma(&variant, keys), sample, true);
         }
         for (dim, tile) in Simt::tuned_tiles() {
-            for element in [Element::F32, Element::Bf16] {
+            // Where keys lie and of what type they are do not meet in the code: one type will do for pages.
+            let elements: &[_] = match keys {
+                KeyStorage::Packed => &[Element::F32, Element::Bf16],
+                KeyStorage::Paged => &[Element::F32],
+            };
+            for &element in elements {
                 let variant = Simt::in_tile(element, dim, dim, tile);
                 let name = format!("simt {} d{dim} {}x{}{of}", element.name(), tile.block_rows(), tile.block_keys);
                 push(name, simt(&variant, keys), sample, false);

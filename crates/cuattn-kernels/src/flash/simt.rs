@@ -193,16 +193,15 @@ pub fn variants() -> Vec<Variant> {
         for tile in choice.tiles {
             let size =
                 format!("d{} v{} {} rows {} keys", tile.dim_chunk, tile.v_columns, tile.block_rows(), tile.block_keys);
-            for element in Element::ALL {
-                let architectures = if element == Element::F32 { every } else { sample };
-                push(format!("{} {size}", element.name()), &of(element, *tile, false), architectures, true);
-            }
+            push(format!("f32 {size}"), &of(Element::F32, *tile, false), every, true);
+            push(format!("bf16 {size}"), &of(Element::Bf16, *tile, false), sample, true);
             if choice.head_dim != usize::MAX {
-                push(format!("f32 {size} exact"), &of(Element::F32, *tile, true), every, true);
+                push(format!("f32 {size} exact"), &of(Element::F32, *tile, true), sample, true);
             }
         }
         let tall = choice.tiles[0];
         let size = format!("d{} v{}", tall.dim_chunk, tall.v_columns);
+        push(format!("f16 {size}"), &of(Element::F16, tall, false), sample, true);
         let exact = choice.head_dim != usize::MAX;
         push(
             format!("f32 {size} f32 bias"),
