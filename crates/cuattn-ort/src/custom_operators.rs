@@ -6,7 +6,9 @@ use std::ffi::{CString, c_char, c_int, c_void};
 
 use cuattn_ep::{KernelFactory, Registry};
 
-use crate::abi::{API_VERSION, OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtKernelContext, OrtKernelInfo, Status};
+use crate::abi::{
+    API_VERSION, OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtKernelContext, OrtKernelInfo, OrtShapeInferContext, Status,
+};
 use crate::api::tables;
 use crate::ep::NAME;
 use crate::failure::{Failure, Result, callback, check};
@@ -99,7 +101,7 @@ impl CustomOperator {
             GetVariadicOutputHomogeneity: zero,
             CreateKernelV2: Some(create_kernel_v2),
             KernelComputeV2: Some(kernel_compute_v2),
-            InferOutputShapeFn: None,
+            InferOutputShapeFn: infer,
             GetStartVersion: start_version,
             GetEndVersion: end_version,
             GetMayInplace: None,
@@ -203,4 +205,49 @@ unsafe extern "C" fn start_version(_: *const OrtCustomOp) -> c_int {
 
 unsafe extern "C" fn end_version(_: *const OrtCustomOp) -> c_int {
     c_int::MAX
+}
+
+/// Every output is of the type of the first input. The first output has its shape up to the last dimension; all that is
+/// known of the others is their rank.
+unsafe extern "C" fn infer(operator: *const OrtCustomOp, context: *mut OrtShapeInferContext) -> Status {
+    callback("the shape inference of a custom operator", || {
+        let api = tables()?;
+        let (mut first, mut element, mut rank) = (std::ptr::null_mut(), 0, 0);
+        // SAFETY: ONNX Runtime calls with an operator of ours and a live context, which owns the info of an input; the
+        // array is of the rank that was asked for.
+        unsafe {
+            check(api.ort.ShapeInferContext_GetInputTypeShape(context, 0, &mut first))?;
+            check(api.ort.GetTensorElementType(first, &mut element))?;
+            check(api.ort.GetDimensionsCount(first, &mut rank))?;
+            let mut dims = vec![UNKNOWN; rank];
+            check(api.ort.GetDimensions(first, dims.as_mut_ptr(), rank))?;
+            if let Some(last) = dims.last_mut() {
+                *last = UNKNOWN;
+            }
+            for output in 0..CustomOperator::get(operator).outputs {
+                set_output(context, output, element, if output == 0 { &dims } else { &[UNKNOWN; 4] })?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// An extent that is not known.
+const UNKNOWN: i64 = -1;
+
+/// # Safety
+///
+/// `context` is live.
+unsafe fn set_output(context: *mut OrtShapeInferContext, output: usize, element: i32, dims: &[i64]) -> Result {
+    let api = tables()?;
+    let mut info = std::ptr::null_mut();
+    // SAFETY: as the caller promises; the info is copied, and released once.
+    unsafe {
+        check(api.ort.CreateTensorTypeAndShapeInfo(&mut info))?;
+        let set = check(api.ort.SetTensorElementType(info, element))
+            .and_then(|()| check(api.ort.SetDimensions(info, dims.as_ptr(), dims.len())))
+            .and_then(|()| check(api.ort.ShapeInferContext_SetOutputTypeShape(context, output, info)));
+        api.ort.ReleaseTensorTypeAndShapeInfo(info);
+        set
+    }
 }

@@ -49,6 +49,7 @@ opaque!(
     OrtNode,
     OrtOpAttr,
     OrtSessionOptions,
+    OrtShapeInferContext,
     OrtStatus,
     OrtSyncStream,
     OrtTensorTypeAndShapeInfo,
@@ -141,70 +142,79 @@ table! {
     OrtApi {
         0 CreateStatus(code: i32, message: *const c_char) -> Status;
         2 GetErrorMessage(status: *const OrtStatus) -> *const c_char;
-        28 CreateCustomOpDomain(domain: *const c_char, out: *mut *mut OrtCustomOpDomain) -> Status;
-        29 CustomOpDomain_Add(domain: *mut OrtCustomOpDomain, operator: *const OrtCustomOp) -> Status;
-        53 GetTensorMutableData(value: *mut OrtValue, out: *mut *mut c_void) -> Status;
-        57 CastTypeInfoToTensorInfo(info: *const OrtTypeInfo, out: *mut *const OrtTensorTypeAndShapeInfo) -> Status;
-        62 GetTensorElementType(info: *const OrtTensorTypeAndShapeInfo, out: *mut i32) -> Status;
-        63 GetDimensionsCount(info: *const OrtTensorTypeAndShapeInfo, out: *mut usize) -> Status;
-        64 GetDimensions(info: *const OrtTensorTypeAndShapeInfo, dims: *mut i64, count: usize) -> Status;
-        67 GetTensorTypeAndShape(value: *const OrtValue, out: *mut *mut OrtTensorTypeAndShapeInfo) -> Status;
-        74 MemoryInfoGetId(info: *const OrtMemoryInfo, out: *mut c_int) -> Status;
-        87 KernelInfoGetAttribute_float(info: *const OrtKernelInfo, name: *const c_char, out: *mut f32) -> Status;
-        88 KernelInfoGetAttribute_int64(info: *const OrtKernelInfo, name: *const c_char, out: *mut i64) -> Status;
-        90 KernelContext_GetInputCount(context: *const OrtKernelContext, out: *mut usize) -> Status;
-        92 KernelContext_GetInput(context: *const OrtKernelContext, index: usize, out: *mut *const OrtValue) -> Status;
-        93 KernelContext_GetOutput(
+        26 CreateCustomOpDomain(domain: *const c_char, out: *mut *mut OrtCustomOpDomain) -> Status;
+        27 CustomOpDomain_Add(domain: *mut OrtCustomOpDomain, operator: *const OrtCustomOp) -> Status;
+        51 GetTensorMutableData(value: *mut OrtValue, out: *mut *mut c_void) -> Status;
+        55 CastTypeInfoToTensorInfo(info: *const OrtTypeInfo, out: *mut *const OrtTensorTypeAndShapeInfo) -> Status;
+        57 CreateTensorTypeAndShapeInfo(out: *mut *mut OrtTensorTypeAndShapeInfo) -> Status;
+        58 SetTensorElementType(info: *mut OrtTensorTypeAndShapeInfo, element: i32) -> Status;
+        59 SetDimensions(info: *mut OrtTensorTypeAndShapeInfo, dims: *const i64, count: usize) -> Status;
+        60 GetTensorElementType(info: *const OrtTensorTypeAndShapeInfo, out: *mut i32) -> Status;
+        61 GetDimensionsCount(info: *const OrtTensorTypeAndShapeInfo, out: *mut usize) -> Status;
+        62 GetDimensions(info: *const OrtTensorTypeAndShapeInfo, dims: *mut i64, count: usize) -> Status;
+        65 GetTensorTypeAndShape(value: *const OrtValue, out: *mut *mut OrtTensorTypeAndShapeInfo) -> Status;
+        72 MemoryInfoGetId(info: *const OrtMemoryInfo, out: *mut c_int) -> Status;
+        85 KernelInfoGetAttribute_float(info: *const OrtKernelInfo, name: *const c_char, out: *mut f32) -> Status;
+        86 KernelInfoGetAttribute_int64(info: *const OrtKernelInfo, name: *const c_char, out: *mut i64) -> Status;
+        88 KernelContext_GetInputCount(context: *const OrtKernelContext, out: *mut usize) -> Status;
+        90 KernelContext_GetInput(context: *const OrtKernelContext, index: usize, out: *mut *const OrtValue) -> Status;
+        91 KernelContext_GetOutput(
             context: *mut OrtKernelContext, index: usize, dims: *const i64, count: usize, out: *mut *mut OrtValue,
         ) -> Status;
-        95 ReleaseStatus(status: Status);
-        96 ReleaseMemoryInfo(info: *mut OrtMemoryInfo);
-        101 ReleaseTensorTypeAndShapeInfo(info: *mut OrtTensorTypeAndShapeInfo);
-        103 ReleaseCustomOpDomain(domain: *mut OrtCustomOpDomain);
-        195 KernelContext_GetGPUComputeStream(context: *const OrtKernelContext, out: *mut *mut c_void) -> Status;
-        233 KernelInfo_GetOutputCount(info: *const OrtKernelInfo, out: *mut usize) -> Status;
-        235 KernelInfo_GetOutputName(info: *const OrtKernelInfo, index: usize, out: *mut c_char, size: *mut usize) -> Status;
-        246 KernelInfo_GetNodeName(info: *const OrtKernelInfo, out: *mut c_char, size: *mut usize) -> Status;
-        249 Logger_LogMessage(
+        93 ReleaseStatus(status: Status);
+        94 ReleaseMemoryInfo(info: *mut OrtMemoryInfo);
+        99 ReleaseTensorTypeAndShapeInfo(info: *mut OrtTensorTypeAndShapeInfo);
+        101 ReleaseCustomOpDomain(domain: *mut OrtCustomOpDomain);
+        193 KernelContext_GetGPUComputeStream(context: *const OrtKernelContext, out: *mut *mut c_void) -> Status;
+        231 KernelInfo_GetOutputCount(info: *const OrtKernelInfo, out: *mut usize) -> Status;
+        233 KernelInfo_GetOutputName(info: *const OrtKernelInfo, index: usize, out: *mut c_char, size: *mut usize) -> Status;
+        244 KernelInfo_GetNodeName(info: *const OrtKernelInfo, out: *mut c_char, size: *mut usize) -> Status;
+        247 Logger_LogMessage(
             logger: *const OrtLogger, severity: i32, message: *const c_char, file: *const c_char, line: c_int,
             function: *const c_char,
         ) -> Status;
-        250 Logger_GetLoggingSeverityLevel(logger: *const OrtLogger, out: *mut i32) -> Status;
-        275 ReadOpAttr(attribute: *const OrtOpAttr, kind: i32, data: *mut c_void, len: usize, out: *mut usize) -> Status;
-        293 GetValueInfoTypeInfo(info: *const OrtValueInfo, out: *mut *const OrtTypeInfo) -> Status;
-        292 GetValueInfoName(info: *const OrtValueInfo, out: *mut *const c_char) -> Status;
-        298 CreateKeyValuePairs(out: *mut *mut OrtKeyValuePairs);
-        299 AddKeyValuePair(pairs: *mut OrtKeyValuePairs, key: *const c_char, value: *const c_char);
-        300 GetKeyValue(pairs: *const OrtKeyValuePairs, key: *const c_char) -> *const c_char;
-        301 GetKeyValuePairs(
+        248 Logger_GetLoggingSeverityLevel(logger: *const OrtLogger, out: *mut i32) -> Status;
+        268 ShapeInferContext_GetInputTypeShape(
+            context: *const OrtShapeInferContext, index: usize, out: *mut *mut OrtTensorTypeAndShapeInfo,
+        ) -> Status;
+        270 ShapeInferContext_SetOutputTypeShape(
+            context: *const OrtShapeInferContext, index: usize, info: *const OrtTensorTypeAndShapeInfo,
+        ) -> Status;
+        272 ReadOpAttr(attribute: *const OrtOpAttr, kind: i32, data: *mut c_void, len: usize, out: *mut usize) -> Status;
+        290 GetValueInfoTypeInfo(info: *const OrtValueInfo, out: *mut *const OrtTypeInfo) -> Status;
+        289 GetValueInfoName(info: *const OrtValueInfo, out: *mut *const c_char) -> Status;
+        295 CreateKeyValuePairs(out: *mut *mut OrtKeyValuePairs);
+        296 AddKeyValuePair(pairs: *mut OrtKeyValuePairs, key: *const c_char, value: *const c_char);
+        297 GetKeyValue(pairs: *const OrtKeyValuePairs, key: *const c_char) -> *const c_char;
+        298 GetKeyValuePairs(
             pairs: *const OrtKeyValuePairs, keys: *mut *const *const c_char, values: *mut *const *const c_char,
             count: *mut usize,
         );
-        303 ReleaseKeyValuePairs(pairs: *mut OrtKeyValuePairs);
-        310 HardwareDevice_Type(device: *const OrtHardwareDevice) -> i32;
-        311 HardwareDevice_VendorId(device: *const OrtHardwareDevice) -> u32;
-        320 GetEpApi() -> *const OrtEpApi;
-        321 GetTensorSizeInBytes(value: *const OrtValue, out: *mut usize) -> Status;
-        323 CreateMemoryInfo_V2(
+        300 ReleaseKeyValuePairs(pairs: *mut OrtKeyValuePairs);
+        307 HardwareDevice_Type(device: *const OrtHardwareDevice) -> i32;
+        308 HardwareDevice_VendorId(device: *const OrtHardwareDevice) -> u32;
+        317 GetEpApi() -> *const OrtEpApi;
+        318 GetTensorSizeInBytes(value: *const OrtValue, out: *mut usize) -> Status;
+        320 CreateMemoryInfo_V2(
             name: *const c_char, device_type: i32, vendor: u32, device: i32, memory_type: i32, alignment: usize,
             allocator_type: i32, out: *mut *mut OrtMemoryInfo,
         ) -> Status;
-        347 Graph_GetNumNodes(graph: *const OrtGraph, out: *mut usize) -> Status;
-        348 Graph_GetNodes(graph: *const OrtGraph, nodes: *mut *const OrtNode, count: usize) -> Status;
-        352 Node_GetName(node: *const OrtNode, out: *mut *const c_char) -> Status;
-        353 Node_GetOperatorType(node: *const OrtNode, out: *mut *const c_char) -> Status;
-        354 Node_GetDomain(node: *const OrtNode, out: *mut *const c_char) -> Status;
-        355 Node_GetSinceVersion(node: *const OrtNode, out: *mut c_int) -> Status;
-        356 Node_GetNumInputs(node: *const OrtNode, out: *mut usize) -> Status;
-        357 Node_GetInputs(node: *const OrtNode, inputs: *mut *const OrtValueInfo, count: usize) -> Status;
-        358 Node_GetNumOutputs(node: *const OrtNode, out: *mut usize) -> Status;
-        359 Node_GetOutputs(node: *const OrtNode, outputs: *mut *const OrtValueInfo, count: usize) -> Status;
-        362 Node_GetNumAttributes(node: *const OrtNode, out: *mut usize) -> Status;
-        363 Node_GetAttributes(node: *const OrtNode, attributes: *mut *const OrtOpAttr, count: usize) -> Status;
-        366 OpAttr_GetType(attribute: *const OrtOpAttr, out: *mut i32) -> Status;
-        367 OpAttr_GetName(attribute: *const OrtOpAttr, out: *mut *const c_char) -> Status;
-        382 GetSessionOptionsConfigEntries(options: *const OrtSessionOptions, out: *mut *mut OrtKeyValuePairs) -> Status;
-        387 SyncStream_GetHandle(stream: *mut OrtSyncStream) -> *mut c_void;
+        344 Graph_GetNumNodes(graph: *const OrtGraph, out: *mut usize) -> Status;
+        345 Graph_GetNodes(graph: *const OrtGraph, nodes: *mut *const OrtNode, count: usize) -> Status;
+        349 Node_GetName(node: *const OrtNode, out: *mut *const c_char) -> Status;
+        350 Node_GetOperatorType(node: *const OrtNode, out: *mut *const c_char) -> Status;
+        351 Node_GetDomain(node: *const OrtNode, out: *mut *const c_char) -> Status;
+        352 Node_GetSinceVersion(node: *const OrtNode, out: *mut c_int) -> Status;
+        353 Node_GetNumInputs(node: *const OrtNode, out: *mut usize) -> Status;
+        354 Node_GetInputs(node: *const OrtNode, inputs: *mut *const OrtValueInfo, count: usize) -> Status;
+        355 Node_GetNumOutputs(node: *const OrtNode, out: *mut usize) -> Status;
+        356 Node_GetOutputs(node: *const OrtNode, outputs: *mut *const OrtValueInfo, count: usize) -> Status;
+        359 Node_GetNumAttributes(node: *const OrtNode, out: *mut usize) -> Status;
+        360 Node_GetAttributes(node: *const OrtNode, attributes: *mut *const OrtOpAttr, count: usize) -> Status;
+        363 OpAttr_GetType(attribute: *const OrtOpAttr, out: *mut i32) -> Status;
+        364 OpAttr_GetName(attribute: *const OrtOpAttr, out: *mut *const c_char) -> Status;
+        379 GetSessionOptionsConfigEntries(options: *const OrtSessionOptions, out: *mut *mut OrtKeyValuePairs) -> Status;
+        384 SyncStream_GetHandle(stream: *mut OrtSyncStream) -> *mut c_void;
     }
 }
 

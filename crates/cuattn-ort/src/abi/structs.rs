@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use super::{
     OrtApi, OrtCustomOpDomain, OrtEpDevice, OrtEpGraphSupportInfo, OrtGraph, OrtHardwareDevice, OrtKernelContext,
     OrtKernelInfo, OrtKernelRegistry, OrtKeyValuePairs, OrtLogger, OrtMemoryDevice, OrtMemoryInfo, OrtSessionOptions,
-    OrtSyncStream, OrtValue, Status,
+    OrtShapeInferContext, OrtSyncStream, OrtValue, Status,
 };
 
 /// A slot that stays empty.
@@ -173,7 +173,7 @@ pub(crate) struct OrtCustomOp {
         unsafe extern "C" fn(*const OrtCustomOp, *const OrtApi, *const OrtKernelInfo, *mut *mut c_void) -> Status,
     >,
     pub(crate) KernelComputeV2: Option<unsafe extern "C" fn(*mut c_void, *mut OrtKernelContext) -> Status>,
-    pub(crate) InferOutputShapeFn: Unused,
+    pub(crate) InferOutputShapeFn: unsafe extern "C" fn(*const OrtCustomOp, *mut OrtShapeInferContext) -> Status,
     pub(crate) GetStartVersion: unsafe extern "C" fn(*const OrtCustomOp) -> c_int,
     pub(crate) GetEndVersion: unsafe extern "C" fn(*const OrtCustomOp) -> c_int,
     pub(crate) GetMayInplace: Unused,
