@@ -47,6 +47,8 @@ fn a_plan_says_what_it_does() {
       * 64 x 64 tile, 4 warps
       * up to 132 tiles of rows in 2112 blocks
       * longest sequences first, sorted by each warp
+    varlen (mma) refuses:
+      * mma does not do f32 tensors: tensor cores would round them; the simt path keeps float32 accuracy
     ");
 }
 

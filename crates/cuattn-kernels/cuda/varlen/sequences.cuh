@@ -12,7 +12,7 @@ DEVICE PackedSequence load_packed(const FlashParams& p, int batch) {
   const i64 q_end = clamp_to(load_start(packed, packed.q_starts, batch + 1), q_first, packed.total_q);
 #ifdef PAGED
   // The starts only give lengths: how many keys the table can name is the limit.
-  const i64 most = p.pages.pages == 0 ? 0 : min_of((i64)p.pages.page_size * p.pages.max_pages, FAR_EDGE);
+  const i64 most = p.pages.pages == 0 ? 0 : min_of((i64)p.pages.page_size * p.pages.max_pages, (i64)FAR_EDGE);
   constexpr i64 far = (i64)1 << 60;  // so far that their difference cannot overflow
   const i64 kv_first = clamp_to(load_start(packed, packed.kv_starts, batch), -far, far);
   const i64 kv_end = clamp_to(load_start(packed, packed.kv_starts, batch + 1), -far, far);
