@@ -1,8 +1,10 @@
-//! Operators that ONNX Runtime does not know, as custom operators: their signatures, so that a model with them loads.
+//! Operators that ONNX Runtime does not know, as custom operators, so that a model with them loads.
 //!
-//! Kernels come from the registry like those of all other operators; a custom operator's own kernel is never made.
+//! ONNX Runtime prefers a custom operator's own kernel to one of the provider's registry, so that is where it comes from:
+//! the same kernel, made and run by the same functions.
 
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::Arc;
 
 use cuattn_ep::{KernelFactory, Registry};
 
@@ -11,10 +13,12 @@ use crate::abi::{
 };
 use crate::api::tables;
 use crate::ep::NAME;
-use crate::failure::{Failure, Result, callback, check};
+use crate::factory::Registration;
+use crate::failure::{Result, callback, check};
+use crate::kernel;
 
 /// Domains whose schemas ONNX Runtime has itself.
-const KNOWN: [&str; 2] = ["", "com.microsoft"];
+pub(crate) const KNOWN: [&str; 2] = ["", "com.microsoft"];
 
 /// `ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED`: any type.
 const ANY_TYPE: i32 = 0;
@@ -30,6 +34,7 @@ struct CustomOperator {
     name: CString,
     inputs: usize,
     outputs: usize,
+    registration: Registration,
 }
 
 /// The domains, and their operators.
@@ -42,7 +47,7 @@ pub(crate) struct CustomOperators {
 impl CustomOperators {
     pub(crate) fn new() -> Result<Self> {
         let api = tables()?;
-        let registry = Registry::standard();
+        let registry = Arc::new(Registry::standard());
         let mut all = Self { domains: Vec::new(), _operators: Vec::new() };
         let mut names: Vec<_> =
             registry.factories().map(KernelFactory::domain).filter(|name| !KNOWN.contains(name)).collect();
@@ -54,8 +59,10 @@ impl CustomOperators {
             // SAFETY: the name is a C string, and the pointer is to a live handle.
             check(unsafe { api.ort.CreateCustomOpDomain(c_name.as_ptr(), &mut domain) })?;
             all.domains.push(domain);
-            for factory in registry.factories().filter(|factory| factory.domain() == name) {
-                let operator = Box::new(CustomOperator::of(factory));
+            for (index, factory) in registry.factories().enumerate().filter(|(_, factory)| factory.domain() == name) {
+                let version = factory.versions().last().copied().unwrap_or(1);
+                let registration = Registration { registry: Arc::clone(&registry), index, version };
+                let operator = Box::new(CustomOperator::of(factory, registration));
                 // SAFETY: the domain is live, and the operator lives as long as this value does.
                 check(unsafe { api.ort.CustomOpDomain_Add(domain, std::ptr::from_ref(&*operator).cast()) })?;
                 all._operators.push(operator);
@@ -80,7 +87,7 @@ impl Drop for CustomOperators {
 }
 
 impl CustomOperator {
-    fn of(factory: &dyn KernelFactory) -> Self {
+    fn of(factory: &dyn KernelFactory, registration: Registration) -> Self {
         let base = OrtCustomOp {
             version: API_VERSION,
             CreateKernel: create_kernel,
@@ -110,7 +117,7 @@ impl CustomOperator {
             ReleaseAliasMap: None,
         };
         let name = CString::new(factory.op_type()).unwrap_or_default();
-        Self { base, name, inputs: factory.inputs().len(), outputs: factory.outputs().len() }
+        Self { base, name, inputs: factory.inputs().len(), outputs: factory.outputs().len(), registration }
     }
 
     /// # Safety
@@ -129,30 +136,28 @@ unsafe extern "C" fn create_kernel(_: *const OrtCustomOp, _: *const OrtApi, _: *
 unsafe extern "C" fn create_kernel_v2(
     operator: *const OrtCustomOp,
     _: *const OrtApi,
-    _: *const OrtKernelInfo,
-    _: *mut *mut c_void,
+    info: *const OrtKernelInfo,
+    out: *mut *mut c_void,
 ) -> Status {
-    callback("a custom operator", || {
-        // SAFETY: ONNX Runtime calls with an operator of ours.
-        let name = unsafe { CustomOperator::get(operator) }.name.to_string_lossy();
-        Err(Failure::new(format!(
-            "{name} was not claimed by {}: set its option `explain` to 1 to see why",
-            provider_name()
-        )))
-    })
+    // SAFETY: ONNX Runtime calls with an operator of ours, which outlives the kernel, and with a live info.
+    unsafe {
+        let registration = std::ptr::from_ref(&CustomOperator::get(operator).registration).cast_mut().cast();
+        kernel::create(registration, info, out.cast())
+    }
 }
 
-fn provider_name() -> String {
-    NAME.to_string_lossy().into_owned()
-}
-
+/// Called by no ONNX Runtime that has the other.
 unsafe extern "C" fn kernel_compute(_: *mut c_void, _: *mut OrtKernelContext) {}
 
-unsafe extern "C" fn kernel_compute_v2(_: *mut c_void, _: *mut OrtKernelContext) -> Status {
-    callback("a custom operator", || Err(Failure::new("a custom operator without a kernel was run")))
+unsafe extern "C" fn kernel_compute_v2(kernel: *mut c_void, context: *mut OrtKernelContext) -> Status {
+    // SAFETY: ONNX Runtime calls with a kernel of ours and a live context.
+    unsafe { kernel::compute(kernel.cast(), context) }
 }
 
-unsafe extern "C" fn kernel_destroy(_: *mut c_void) {}
+unsafe extern "C" fn kernel_destroy(kernel: *mut c_void) {
+    // SAFETY: ONNX Runtime releases a kernel of ours once.
+    unsafe { kernel::release(kernel.cast()) }
+}
 
 unsafe extern "C" fn name(operator: *const OrtCustomOp) -> *const c_char {
     // SAFETY: ONNX Runtime calls with an operator of ours.

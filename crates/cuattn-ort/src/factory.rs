@@ -150,8 +150,8 @@ fn usable(report: &ProbeReport) -> Result<Vec<usize>> {
 
 /// What a kernel of the registry is of.
 pub(crate) struct Registration {
-    registry: Arc<Registry>,
-    index: usize,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) index: usize,
     pub(crate) version: u32,
 }
 
@@ -174,8 +174,7 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above.
 unsafe impl Sync for Kernels {}
 
-/// Types that an operator's type parameters are registered for, by the names that its schema gives them. What a custom
-/// operator takes, the claim says.
+/// Types that an operator's type parameters are registered for, by the names that its schema gives them.
 fn type_parameters(domain: &str, op_type: &str) -> &'static [(&'static std::ffi::CStr, &'static [i32])] {
     const FLOATS: &[i32] = &[1, 10, 16];
     match (domain, op_type) {
@@ -194,7 +193,8 @@ impl Kernels {
         let mut kernels =
             Self { registry: handle, _registrations: Vec::new(), _accelerators: Box::new(Arc::clone(accelerators)) };
         let registry = Arc::new(Registry::standard());
-        for (index, factory) in registry.factories().enumerate() {
+        let known = |factory: &&dyn KernelFactory| crate::custom_operators::KNOWN.contains(&factory.domain());
+        for (index, factory) in registry.factories().enumerate().filter(|(_, factory)| known(factory)) {
             for &version in factory.versions() {
                 let registration = Box::new(Registration { registry: Arc::clone(&registry), index, version });
                 let definition = Definition {

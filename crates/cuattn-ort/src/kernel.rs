@@ -59,7 +59,10 @@ pub(crate) unsafe extern "C" fn create(
     })
 }
 
-unsafe extern "C" fn release(kernel: *mut OrtKernelImpl) {
+/// # Safety
+///
+/// `kernel` came from [`create`], and is released once.
+pub(crate) unsafe extern "C" fn release(kernel: *mut OrtKernelImpl) {
     callback_or("the release of a kernel", (), || {
         // SAFETY: ONNX Runtime releases a kernel of ours once.
         drop(unsafe { Box::from_raw(kernel.cast::<NodeKernel>()) });
@@ -67,7 +70,10 @@ unsafe extern "C" fn release(kernel: *mut OrtKernelImpl) {
     });
 }
 
-unsafe extern "C" fn compute(kernel: *mut OrtKernelImpl, context: *mut OrtKernelContext) -> Status {
+/// # Safety
+///
+/// `kernel` came from [`create`] and is live, and so is `context`.
+pub(crate) unsafe extern "C" fn compute(kernel: *mut OrtKernelImpl, context: *mut OrtKernelContext) -> Status {
     // SAFETY: ONNX Runtime calls with a kernel of ours and a live context.
     callback("a kernel", || unsafe { (*kernel.cast::<NodeKernel>()).run(context) })
 }
