@@ -52,7 +52,8 @@ pub fn score_params(problem: &Problem, operands: &Operands) -> ScoreParams {
 pub fn mask_params(problem: &Problem, operands: &Operands) -> MaskParams {
     let mask = &problem.mask;
     let shape = problem.shape;
-    let limit = |keys: Option<u32>| keys.map_or(-1, i64::from);
+    // No sequence is as long as the longest window that kernels take.
+    let limit = |keys: Option<u32>| keys.map_or(-1, |keys| i64::from(keys).min((1 << 30) - 1));
     let is_64 = |index: Option<IndexType>| i32::from(index == Some(IndexType::I64));
     let bias = mask.bias;
     MaskParams {

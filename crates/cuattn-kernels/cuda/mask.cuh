@@ -28,31 +28,34 @@ DEVICE i64 load_index(const void* array, i32 is_64, i64 i) {
 
 DEVICE i64 clamp_to(i64 x, i64 low, i64 high) { return max_of(low, min_of(x, high)); }
 
-// Sequences are shorter than 2^30 (the host sees to that), so an edge this far out is no limit, and sums with a row fit 32 bits.
-constexpr i64 FAR_EDGE = 1 << 30;
+// Sequences are shorter than 2^30 (the host sees to that), so an edge this far out is no limit. What the device and the user supply
+// is cut down to it once, and sums of two such numbers fit 32 bits.
+constexpr int FAR_EDGE = 1 << 30;
+
+DEVICE int near(i64 x) { return (int)clamp_to(x, -FAR_EDGE, FAR_EDGE - 1); }
 
 // What rows see of a sequence of `q_len` rows and `keys` valid keys.
-DEVICE Sequence sequence_of(const MaskParams& mask, int batch, int q_len, i64 keys) {
+DEVICE Sequence sequence_of(const MaskParams& mask, int batch, int q_len, int keys) {
   // Position of query row 0 among the keys; may be negative.
-  i64 offset = mask.alignment == ALIGN_BOTTOM_RIGHT ? keys - q_len
-             : mask.alignment == ALIGN_PER_BATCH    ? load_index(mask.query_offsets, mask.query_offsets_64, batch)
-                                                    : 0;
-  offset = clamp_to(offset, -FAR_EDGE, FAR_EDGE);
+  const int offset = mask.alignment == ALIGN_BOTTOM_RIGHT ? keys - q_len
+                   : mask.alignment == ALIGN_PER_BATCH    ? near(load_index(mask.query_offsets, mask.query_offsets_64, batch))
+                                                          : 0;
   Sequence s;
   s.q_len = q_len;
-  s.kv_len = (int)keys;
-  s.key_end = (int)min_of(keys, (i64)mask.bias_keys);
-  s.left_edge = (int)(mask.window_left < 0 ? -FAR_EDGE : clamp_to(offset - mask.window_left, -FAR_EDGE, FAR_EDGE));
-  s.right_edge = (int)(mask.window_right < 0 ? FAR_EDGE : clamp_to(offset + mask.window_right + 1, -FAR_EDGE, FAR_EDGE));
+  s.kv_len = keys;
+  s.key_end = min_of(keys, mask.bias_keys);
+  s.left_edge = mask.window_left < 0 ? -FAR_EDGE : max_of(offset - (int)mask.window_left, -FAR_EDGE);
+  // One subtracted from the sum, not added to a part: 2^30 + 2^30 does not fit.
+  s.right_edge = mask.window_right < 0 ? FAR_EDGE : min_of(offset + (int)mask.window_right, FAR_EDGE - 1) + 1;
   return s;
 }
 
 DEVICE Sequence load_sequence(const MaskParams& mask, int batch) {
-  i64 keys = mask.kv_len;
+  int keys = mask.kv_len;
   if (mask.lengths != LENGTHS_FULL) {
-    i64 length = load_index(mask.key_lengths, mask.key_lengths_64, batch);
-    if (mask.lengths == LENGTHS_PAST_PLUS_QUERY) length = clamp_to(length, -FAR_EDGE, FAR_EDGE) + mask.q_len;
-    keys = clamp_to(length, 0, keys);
+    int length = near(load_index(mask.key_lengths, mask.key_lengths_64, batch));
+    if (mask.lengths == LENGTHS_PAST_PLUS_QUERY) length += mask.q_len;
+    keys = max_of(0, min_of(length, keys));
   }
   return sequence_of(mask, batch, mask.q_len, keys);
 }

@@ -20,8 +20,8 @@ struct MaskParams {
   i64 bias_batch, bias_head, bias_row, bias_key;
   const void* key_lengths;     // [batch], read where `lengths` is not LENGTHS_FULL
   const void* query_offsets;   // [batch], read where `alignment` is ALIGN_PER_BATCH
-  i64 window_left;             // keys j >= p - window_left; negative: no limit
-  i64 window_right;            // keys j <= p + window_right; negative: no limit. A causal mask is window_right = 0
+  i64 window_left;             // keys j >= p - window_left; negative: no limit; below 2^30
+  i64 window_right;            // keys j <= p + window_right, likewise. A causal mask is window_right = 0
   i32 q_len, kv_len;
   i32 bias_keys;               // keys from here on are masked
   i32 alignment, lengths;

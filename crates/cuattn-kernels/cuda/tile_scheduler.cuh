@@ -4,6 +4,7 @@
 // head units; inside a section the last rows come first (under a causal mask they take longest, and a long tile drawn late
 // leaves the machine idle), and the units of a section are innermost, so that those in flight share their K and V in L2.
 #include "params.cuh"
+#include "ptx/warp.cuh"
 
 #ifdef VARLEN
 // Where a sequence lies among the tokens.
@@ -23,12 +24,22 @@ struct Tile {
 #endif
 };
 
+// Query heads folded into the rows of a tile. UNPACKED kernels know that it is one, and save the divisions.
+DEVICE int pack_of(const FlashParams& p) {
+#ifdef UNPACKED
+  return 1;
+#else
+  return p.pack;
+#endif
+}
+
 // What `number` stands for among `units` head units of `row_tiles` tiles each, in sections of `section` units.
 struct Draw {
   int unit, row_tile;
 
   DEVICE Draw(int number, int units, int section, int row_tiles) {
-    const int per_section = section * row_tiles;
+    // What division by a number needs is not to be kept in registers from one tile to the next.
+    const int per_section = computed_here(section) * row_tiles;
     const int sections_before = number / per_section, in_section = number - sections_before * per_section;
     const int width = min_of(section, units - sections_before * section);
     const int rank = in_section / width;
@@ -38,13 +49,13 @@ struct Draw {
 };
 
 DEVICE Tile tile_at(const FlashParams& p, int number, int block_rows) {
-  const int units_per_batch = p.q_heads / p.pack;
+  const int units_per_batch = computed_here(p.q_heads / pack_of(p));
   const Draw draw(number, p.batch * units_per_batch, p.section, p.row_tiles);
   Tile tile;
   tile.first_row = draw.row_tile * block_rows;
   tile.batch = draw.unit / units_per_batch;
-  tile.head = (draw.unit - tile.batch * units_per_batch) * p.pack;
-  tile.kv_head = tile.head / (p.q_heads / p.kv_heads);
+  tile.head = (draw.unit - tile.batch * units_per_batch) * pack_of(p);
+  tile.kv_head = tile.head / computed_here(p.q_heads / p.kv_heads);
   return tile;
 }
 
@@ -54,7 +65,7 @@ struct PackedRow {
 };
 
 DEVICE PackedRow unpack_row(const FlashParams& p, const Tile& tile, int packed_row) {
-  if (p.pack == 1) return {packed_row, tile.head};
+  if (pack_of(p) == 1) return {packed_row, tile.head};
   const int row = packed_row / p.pack;
   return {row, tile.head + packed_row - row * p.pack};
 }

@@ -46,9 +46,9 @@ pub struct MaskParams {
     pub key_lengths: u64,
     /// Device address of `[batch]` offsets, or 0.
     pub query_offsets: u64,
-    /// Keys `j >= p - window_left`; negative for no limit.
+    /// Keys `j >= p - window_left`; negative for no limit, else less than 2^30.
     pub window_left: i64,
-    /// Keys `j <= p + window_right`; negative for no limit, 0 for causal.
+    /// Keys `j <= p + window_right`; negative for no limit, 0 for causal, else less than 2^30.
     pub window_right: i64,
     /// Query rows of a sequence.
     pub q_len: i32,

@@ -19,8 +19,8 @@ pub mod flash;
 mod numeric;
 pub mod softmax;
 pub mod source;
-pub mod varlen;
 mod variants;
+pub mod varlen;
 
 pub use numeric::{BiasKind, Element};
 pub use source::Source;

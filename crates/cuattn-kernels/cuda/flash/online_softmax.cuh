@@ -112,7 +112,7 @@ struct SoftmaxState {
         total = total * weight + exp2_approx((sink - base) * LOG2E);
         top = joint;
       }
-      result.factor[r] = total == 0.f ? 0.f : weight / total;
+      result.factor[r] = total == 0.f ? 0.f : __fdividef(weight, total);
       result.log_sum_exp[r] = total == 0.f ? -INFINITY_F32 : top + LN2 * log2_approx(total);
     }
     return result;

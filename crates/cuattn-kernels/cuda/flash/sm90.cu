@@ -5,6 +5,7 @@
 #define ROW_TILES 1
 #define WARPS (4 * WARPGROUPS)
 #define BIAS 0
+#define UNPACKED
 #include "numeric.cuh"
 #include "params.cuh"
 #include "flash/sm90_consumer.cuh"

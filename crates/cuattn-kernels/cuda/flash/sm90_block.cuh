@@ -37,11 +37,16 @@ constexpr int Q_SLICE_BYTES = GROUP_ROWS * PANEL_ROW * QK_PANELS;
 constexpr int K_PANEL_BYTES = BLOCK_KEYS * PANEL_ROW;
 constexpr int K_BYTES = K_PANEL_BYTES * QK_PANELS, V_BYTES = K_PANEL_BYTES * V_PANELS;
 
+constexpr int BARRIER_BYTES = (8 * (3 * Q_STAGES * Q_SLICES + 4 * KV_STAGES) + 15) / 16 * 16;
+
 // Addresses in shared memory. Every tile is aligned to the 1024 bytes of the swizzle's pattern.
 struct SharedMap {
-  u32 q, k, v, barriers;
+  u32 q, k, v, barriers, partial;
 
-  DEVICE explicit SharedMap(u32 base) : q(base), k(q + Q_STAGES * Q_SLICES * Q_SLICE_BYTES), v(k + KV_STAGES * K_BYTES), barriers(v + KV_STAGES * V_BYTES) {}
+  DEVICE explicit SharedMap(u32 base) : q(base), k(q + Q_STAGES * Q_SLICES * Q_SLICE_BYTES), v(k + KV_STAGES * K_BYTES), barriers(v + KV_STAGES * V_BYTES),
+                                       partial(barriers + BARRIER_BYTES) {}
+
+  // `partial`: with SPLIT_KEYS, the half of a tile that one warpgroup hands to the other.
 
   DEVICE u32 q_slice(int stage, int slice) const { return q + (stage * Q_SLICES + slice) * Q_SLICE_BYTES; }
   // Barriers, 8 bytes each.
@@ -74,18 +79,9 @@ struct SharedMap {
   }
 };
 
-// A place in a ring of STAGES buffers, and the parity of the pass through it.
-template <int STAGES> struct Ring {
-  int stage = 0;
-  u32 parity = 0;
-
-  DEVICE void advance() {
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
+// Place number `index` in a ring of STAGES buffers, and the parity of the pass through it that the place belongs to.
+template <int STAGES> DEVICE int stage_of(u32 index) { return index % STAGES; }
+template <int STAGES> DEVICE u32 parity_of(u32 index) { return index / STAGES & 1; }
 
 // Named barriers. 0 is __syncthreads.
 constexpr int BARRIER_TURN = 1;                               // + warpgroup: its turn to issue products

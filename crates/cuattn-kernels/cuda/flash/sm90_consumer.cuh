@@ -9,7 +9,7 @@
 struct Consumer {
   const Block& block;
   const int group;     // which warpgroup
-  Ring<KV_STAGES> ring;
+  u32 blocks_before = 0;           // of keys, in the tiles before this one
   Output o;
   SoftmaxState state;
   u32 weights[BLOCK_KEYS / 4];     // P, rounded, as the A operands of the next product
@@ -72,34 +72,36 @@ struct Consumer {
     if (MASKED) mask_scores<TILES>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS);
   }
 
-  // One step: block n, and the values of the block after it, which lie in `previous`.
-  template <bool MASKED> DEVICE void step(const TileRecord& record, int n, int q_stage, bool last) {
-    const int previous_stage = ring.stage;
-    const u32 previous_parity = ring.parity;
-    next_block();
+  // The place in the ring of block n of a tile whose last block is `last`.
+  DEVICE u32 place_of(int n, int last) const { return blocks_before + (last - n); }
+
+  // One step: block n, and the values of the one before it, block n + KEY_STRIDE.
+  template <bool MASKED> DEVICE void step(const TileRecord& record, int n, int last, bool is_final, int q_stage) {
+    const u32 keys_at = place_of(n, last), values_at = keys_at - KEY_STRIDE;
+    const int keys = stage_of<KV_STAGES>(keys_at), values = stage_of<KV_STAGES>(values_at);
     Scores s;
-    mbarrier_wait(block.shared.k_full(ring.stage), ring.parity);
+    mbarrier_wait(block.shared.k_full(keys), parity_of<KV_STAGES>(keys_at));
     take_turn();
     pin(flat(s));
     wgmma_fence();
-    issue_qk(flat(s), ring.stage, q_stage);
+    issue_qk(flat(s), keys, q_stage);
 #ifdef RESCALE_BEFORE
     apply_rescale();
 #endif
-    mbarrier_wait(block.shared.v_full(previous_stage), previous_parity);
+    mbarrier_wait(block.shared.v_full(values), parity_of<KV_STAGES>(values_at));
     pin(weights);
     pin(flat_output());
-    issue_pv(previous_stage);
+    issue_pv(values);
     pass_turn();
     wgmma_wait<1>();
     pin(flat(s));
-    release_k(q_stage, last);
+    release_k(keys, q_stage, is_final);
     finish<MASKED>(s, record, n);
     const bool due = softmax<false>(s);
     wgmma_wait<0>();
     pin(flat_output());
     pin(weights);
-    if (is_leader()) mbarrier_arrive(block.shared.v_empty(previous_stage));
+    if (is_leader()) mbarrier_arrive(block.shared.v_empty(values));
     round_weights(s);
     rescale_due = due;
 #ifndef RESCALE_BEFORE
@@ -108,40 +110,39 @@ struct Consumer {
   }
 
   // The first block of a tile, whose softmax nothing runs beside. TILES: of how many of its keys, the others being masked for all rows.
-  template <int TILES> DEVICE void first_step(const TileRecord& record, int n, int q_stage, bool last) {
+  template <bool MASKED, int TILES> DEVICE void first_step(const TileRecord& record, int n, int last, bool is_final, int q_stage) {
+    const int keys = stage_of<KV_STAGES>(place_of(n, last));
     Scores s;
     float(&products)[TILES * 4] = reinterpret_cast<float(&)[TILES * 4]>(s.at);
     pin(products);
     wgmma_fence();
-    issue_qk(products, ring.stage, q_stage);
+    issue_qk(products, keys, q_stage);
     wgmma_wait<0>();
     pin(products);
-    release_k(q_stage, last);
-    finish<true, TILES>(s, record, n);
+    release_k(keys, q_stage, is_final);
+    finish<MASKED, TILES>(s, record, n);
     softmax<true, TILES>(s);
     round_weights<TILES>(s);
   }
 
-  DEVICE void last_product() {
+  // The values of the last block that was scored.
+  DEVICE void last_product(u32 values_at) {
+    const int values = stage_of<KV_STAGES>(values_at);
     apply_rescale();
-    mbarrier_wait(block.shared.v_full(ring.stage), ring.parity);
+    mbarrier_wait(block.shared.v_full(values), parity_of<KV_STAGES>(values_at));
     pin(weights);
     pin(flat_output());
-    issue_pv(ring.stage);
+    issue_pv(values);
     wgmma_wait<0>();
     pin(flat_output());
-    if (is_leader()) mbarrier_arrive(block.shared.v_empty(ring.stage));
+    if (is_leader()) mbarrier_arrive(block.shared.v_empty(values));
   }
 
-  DEVICE void next_block() {
-    UNROLL for (int i = 0; i < KEY_STRIDE; ++i) ring.advance();
-  }
-
-  DEVICE void release_k(int q_stage, bool last) const {
+  DEVICE void release_k(int keys, int q_stage, bool is_final) const {
     if (!is_leader()) return;
-    mbarrier_arrive(block.shared.k_empty(ring.stage));
+    mbarrier_arrive(block.shared.k_empty(keys));
 #ifdef DIRECT_STORE
-    if (last) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
+    if (is_final) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
 #endif
   }
 
@@ -158,11 +159,11 @@ struct Consumer {
 
   // Values of keys beyond the sequence's length are whatever the tensor holds there, and 0 * NaN is NaN: they become zeros. Only the
   // block that a tile begins with can hold such keys, and only where lengths come from the device.
-  DEVICE void clear_values_beyond(const TileRecord& record, int n) const {
+  DEVICE void clear_values_beyond(const TileRecord& record, int n, u32 at) const {
     const int valid = record.sequence.kv_len - n * BLOCK_KEYS;
     if (valid >= BLOCK_KEYS || record.sequence.kv_len == block.params.flash.mask.kv_len) return;
-    mbarrier_wait(block.shared.v_full(ring.stage), ring.parity);
-    const u32 v = block.shared.v + ring.stage * V_BYTES;
+    mbarrier_wait(block.shared.v_full(stage_of<KV_STAGES>(at)), parity_of<KV_STAGES>(at));
+    const u32 v = block.shared.v + stage_of<KV_STAGES>(at) * V_BYTES;
     for (int i = threadIdx.x; i < (BLOCK_KEYS - valid) * V_PANELS * 8; i += CONSUMERS) {
       const int row = valid + i / (V_PANELS * 8), chunk = i % (V_PANELS * 8);
       store_shared_16(v + chunk / 8 * K_PANEL_BYTES + row * PANEL_ROW + chunk % 8 * 16, Chunk{});
@@ -178,24 +179,75 @@ struct Consumer {
     // ordinary registers before each product.
     const int first = warp_uniform(record.first_block), last = warp_uniform(record.end_block) - 1;
     const int all_begin = warp_uniform(rows.all.begin), all_end = warp_uniform(rows.all.end), any_end = warp_uniform(rows.any.end);
-    clear_values_beyond(record, last);
-    mbarrier_wait(block.shared.k_full(ring.stage), ring.parity);
+    clear_values_beyond(record, last, blocks_before);
     o_is_empty = true;
     rescale_due = false;
+    int n = last;
+#ifdef SPLIT_KEYS
+    n -= group;
+    if (n < first) {  // fewer blocks than warpgroups
+      o.clear();
+      return;
+    }
+#endif
+    mbarrier_wait(block.shared.k_full(stage_of<KV_STAGES>(place_of(n, last))), parity_of<KV_STAGES>(place_of(n, last)));
+    const auto is_final = [&](int n) { return n - KEY_STRIDE < first; };
+    const auto is_cut = [&](int n) { return (n + 1) * BLOCK_KEYS > all_end; };
 #ifdef HALF_FIRST
-    if (any_end <= last * BLOCK_KEYS + BLOCK_KEYS / 2) first_step<KEY_TILES / 2>(record, last, q_stage, last == first);
+    if (any_end <= n * BLOCK_KEYS + BLOCK_KEYS / 2) first_step<true, KEY_TILES / 2>(record, n, last, is_final(n), q_stage);
     else
 #endif
-      first_step<KEY_TILES>(record, last, q_stage, last == first);
-    int n = last - 1;
+    if (is_cut(n) || n * BLOCK_KEYS < all_begin) first_step<true, KEY_TILES>(record, n, last, is_final(n), q_stage);
+    else first_step<false, KEY_TILES>(record, n, last, is_final(n), q_stage);
+    n -= KEY_STRIDE;
 #pragma unroll 1
-    for (; n >= first && (n + 1) * BLOCK_KEYS > all_end; --n) step<true>(record, n, q_stage, n == first);
+    for (; n >= first && is_cut(n); n -= KEY_STRIDE) step<true>(record, n, last, is_final(n), q_stage);
 #pragma unroll 1
-    for (; n >= first && n * BLOCK_KEYS >= all_begin; --n) step<false>(record, n, q_stage, n == first);
+    for (; n >= first && n * BLOCK_KEYS >= all_begin; n -= KEY_STRIDE) step<false>(record, n, last, is_final(n), q_stage);
 #pragma unroll 1
-    for (; n >= first; --n) step<true>(record, n, q_stage, n == first);
-    last_product();
+    for (; n >= first; n -= KEY_STRIDE) step<true>(record, n, last, is_final(n), q_stage);
+    last_product(place_of(n + KEY_STRIDE, last));
   }
+
+#ifdef SPLIT_KEYS
+  // The second warpgroup hands its half of the keys to the first, which goes on with the whole. True for the first.
+  DEVICE bool merge() {
+    static_assert(WARPGROUPS == 2, "one half is handed over");
+    const u32 mine = block.shared.partial + (threadIdx.x & 127) * 16;
+    constexpr int PIECE = 128 * 16;
+    if (group == 1) {
+      named_barrier_sync(BARRIER_TAKEN, CONSUMERS);
+      UNROLL for (int n = 0; n < V_TILES; ++n) store_shared_16(mine + n * PIECE, bits(o.at[0][n][0], o.at[0][n][1], o.at[0][n][2], o.at[0][n][3]));
+      store_shared_16(mine + V_TILES * PIECE, bits(state.maximum[0], state.maximum[1], state.sum[0], state.sum[1]));
+      named_barrier_arrive(BARRIER_PARTIAL, CONSUMERS);
+      return false;
+    }
+    named_barrier_sync(BARRIER_PARTIAL, CONSUMERS);
+    const Chunk other = load_shared_16(mine + V_TILES * PIECE);
+    const float units = SoftmaxState::log2_units(block.params.flash.score);
+    float own_weight[LANE_ROWS], other_weight[LANE_ROWS];
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      const float theirs = __uint_as_float(other.word[r]), top = fmaxf(state.maximum[r], theirs), base = SoftmaxState::finite_or_zero(top);
+      own_weight[r] = exp2_approx((state.maximum[r] - base) * units);
+      other_weight[r] = exp2_approx((theirs - base) * units);
+      state.maximum[r] = top;
+      state.sum[r] = state.sum[r] * own_weight[r] + __uint_as_float(other.word[LANE_ROWS + r]) * other_weight[r];
+    }
+    UNROLL for (int n = 0; n < V_TILES; ++n) {
+      const Chunk piece = load_shared_16(mine + n * PIECE);
+      UNROLL for (int e = 0; e < 4; ++e)
+        o.at[0][n][e] = o.at[0][n][e] * own_weight[e >> 1] + __uint_as_float(piece.word[e]) * other_weight[e >> 1];
+    }
+    named_barrier_arrive(BARRIER_TAKEN, CONSUMERS);
+    return true;
+  }
+
+  static DEVICE Chunk bits(float a, float b, float c, float d) {
+    return {{__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)}};
+  }
+#else
+  DEVICE bool merge() const { return true; }
+#endif
 
   template <bool EMPTY> static DEVICE u32 rounded(float low, float high, float factor) {
     return EMPTY ? 0 : Element::pack(low * factor, high * factor);
@@ -284,27 +336,28 @@ struct Consumer {
   }
 
   DEVICE void run() {
-    Ring<Q_STAGES> q_ring;
-    ring.stage = KV_STAGES - 1;
-    ring.parity = 1;
 #ifdef PING_PONG
     if (group == 0) named_barrier_arrive(BARRIER_TURN, 256);
 #endif
+#ifdef SPLIT_KEYS
+    if (group == 0) named_barrier_arrive(BARRIER_TAKEN, CONSUMERS);
+#endif
 #pragma unroll 1
-    for (int slot = 0;; slot = (slot + 1) % RECORDS, q_ring.advance()) {
-      mbarrier_wait(block.shared.q_full(q_ring.stage, slice()), q_ring.parity);
-      const TileRecord& record = block.records[slot];
+    for (u32 number = 0;; ++number) {
+      const int q_stage = stage_of<Q_STAGES>(number);
+      mbarrier_wait(block.shared.q_full(q_stage, slice()), parity_of<Q_STAGES>(number));
+      const TileRecord& record = block.records[number % RECORDS];
       if (record.tile.first_row < 0) break;
       state.clear();
       if (record.end_block > record.first_block) {
-        ring.advance();
-        multiply(record, q_ring.stage);
-        epilogue<false>(record, q_ring.stage);
-      } else {
+        multiply(record, q_stage);
+        blocks_before += warp_uniform(record.end_block - record.first_block);
+        if (merge()) epilogue<false>(record, q_stage);
+      } else if (KEY_STRIDE == 1 || group == 0) {
 #ifdef DIRECT_STORE
-        if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_ring.stage, slice()));
+        if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
 #endif
-        epilogue<true>(record, q_ring.stage);
+        epilogue<true>(record, q_stage);
       }
     }
   }

@@ -13,10 +13,6 @@ struct Block {
   TileRecord* const records;
 };
 
-// Place number `index` in a ring of STAGES buffers, and the parity of the pass through it that the place belongs to.
-template <int STAGES> DEVICE int stage_of(u32 index) { return index % STAGES; }
-template <int STAGES> DEVICE u32 parity_of(u32 index) { return index / STAGES & 1; }
-
 // Draws tiles and issues every load: K(last), Q, then K(n-1), V(n) in turn, as the consumers use them. One lane runs this, with few
 // registers: places in rings are counted, and the tile's record stays in shared memory.
 struct Loader {
@@ -64,15 +60,15 @@ struct Loader {
                {panel * PANEL, n * BLOCK_KEYS, record.tile.kv_head * block.params.v_head_step, record.tile.batch * block.params.v_batch_step});
   }
 
-  DEVICE TileRecord find(u32 number) const {
+  // Writes what tile `number` is into its record, a part at a time.
+  DEVICE void find(TileRecord& record, u32 number) const {
     const FlashParams& p = block.params.flash;
-    TileRecord record;
     record.tile = tile_at(p, number, TILE_ROWS);
-    record.sequence = load_sequence(p.mask, record.tile.batch);
-    const int last_row = min_of(record.tile.first_row + TILE_ROWS, record.sequence.q_len) - 1;
-    record.first_block = visible_keys(record.sequence, record.tile.first_row).begin / BLOCK_KEYS;
-    record.end_block = ceil_div(visible_keys(record.sequence, last_row).end, BLOCK_KEYS);
-    return record;
+    const int first_row = record.tile.first_row;
+    const Sequence sequence = load_sequence(p.mask, record.tile.batch);
+    record.sequence = sequence;
+    record.first_block = visible_keys(sequence, first_row).begin / BLOCK_KEYS;
+    record.end_block = ceil_div(visible_keys(sequence, min_of(first_row + TILE_ROWS, sequence.q_len) - 1).end, BLOCK_KEYS);
   }
 
   DEVICE void run() {
@@ -80,24 +76,30 @@ struct Loader {
     tma_prefetch_map(block.maps.k);
     tma_prefetch_map(block.maps.v);
     const u32 tiles = block.params.tiles;
-    for (u32 number = blockIdx.x; number < tiles;) {
+    u32 number = blockIdx.x;
+    bool value_is_due = false;  // the last V of the tile before
+    while (true) {
       // Nobody reads this record any more: its last tile was done before the queries of the tile before this one could be loaded.
       TileRecord& record = block.records[tiles_begun % RECORDS];
-      record = find(number);
+      if (number < tiles) find(record, number);
+      if (value_is_due) {
+        const TileRecord& before = block.records[(tiles_begun - 1) % RECORDS];
+        load_v(before, before.first_block, keys_begun - 1);
+      }
+      if (number >= tiles) break;
       const int first_block = record.first_block, end_block = record.end_block;
-      const bool empty = end_block <= first_block;
+      value_is_due = end_block > first_block;
       // With one set of query slices, the wait for them stands behind the first K, which it would hold up.
-      if (Q_STAGES > 1 || empty) publish(record, !empty);
-      if (empty) number = draw(block.params.counter, tiles - 1);
+      if (Q_STAGES > 1 || !value_is_due) publish(record, value_is_due);
+      // Drawn late: an early draw would hand tiles to blocks in an order that has nothing to do with when they are free.
       for (int n = end_block - 1; n >= first_block; --n) {
-        // Drawn late: an early draw would hand tiles to blocks in an order that has nothing to do with when they are free.
         if (n == first_block) number = draw(block.params.counter, tiles - 1);
         load_k(record, n);
         if (Q_STAGES == 1 && n == end_block - 1) publish(record, true);
         if (n < end_block - 1) load_v(record, n + 1, keys_begun - 2);
       }
-      if (!empty) load_v(record, first_block, keys_begun - 1);
-      number += gridDim.x;
+      if (!value_is_due) number = draw(block.params.counter, tiles - 1);
+      number += computed_here(gridDim.x);
     }
     TileRecord& end = block.records[tiles_begun % RECORDS];
     end.tile.first_row = -1;
@@ -108,18 +110,19 @@ struct Loader {
 #ifndef DIRECT_STORE
 // Stores what consumer slice `slice` has staged in its query slice, and hands the slice back. One lane runs this.
 DEVICE void store_outputs(const Block& block, int slice) {
-  Ring<Q_STAGES> ring;
-  for (int slot = 0;; slot = (slot + 1) % RECORDS, ring.advance()) {
-    mbarrier_wait(block.shared.q_full(ring.stage, slice), ring.parity);
-    const Tile tile = block.records[slot].tile;
+  for (u32 number = 0;; ++number) {
+    const int stage = stage_of<Q_STAGES>(number);
+    const u32 parity = parity_of<Q_STAGES>(number);
+    mbarrier_wait(block.shared.q_full(stage, slice), parity);
+    const Tile tile = block.records[number % RECORDS].tile;
     if (tile.first_row < 0) break;
-    mbarrier_wait(block.shared.o_full(ring.stage, slice), ring.parity);
+    mbarrier_wait(block.shared.o_full(stage, slice), parity);
     UNROLL for (int panel = 0; panel < V_PANELS; ++panel)
-      tma_store(block.shared.q_slice(ring.stage, slice) + panel * GROUP_ROWS * PANEL_ROW, block.maps.o,
+      tma_store(block.shared.q_slice(stage, slice) + panel * GROUP_ROWS * PANEL_ROW, block.maps.o,
                 {panel * PANEL, tile.first_row + slice * GROUP_ROWS, tile.head, tile.batch});
     tma_store_commit();
     tma_store_wait_read();
-    mbarrier_arrive(block.shared.q_empty(ring.stage, slice));
+    mbarrier_arrive(block.shared.q_empty(stage, slice));
   }
   tma_store_wait();
 }

@@ -344,7 +344,8 @@ mod tests {
             let tile = Mma::plain(Element::Bf16, d, d).with_best_tile(demand, H200).unwrap().tile;
             assert_eq!((tile.block_rows(), tile.blocks_per_multiprocessor), (64, 4), "d{d}");
             // Few rows over many keys are another matter.
-            let tile = Mma::plain(Element::Bf16, d, d).with_best_tile(Demand { rows: 8, keys: 4096 }, H200).unwrap().tile;
+            let tile =
+                Mma::plain(Element::Bf16, d, d).with_best_tile(Demand { rows: 8, keys: 4096 }, H200).unwrap().tile;
             assert_eq!(tile.block_keys, 64, "d{d}");
         }
     }

@@ -30,6 +30,9 @@ pub struct Tile {
     /// Whether the first block of a tile is done by half where no row of a warpgroup sees the other half: the diagonal of a causal
     /// mask, where the upper warpgroup's rows end before the lower one's.
     pub half_first: bool,
+    /// Whether all warpgroups take the same 64 rows and share the keys out among them: twice as many tiles, for grids that would
+    /// leave multiprocessors idle.
+    pub split_keys: bool,
     /// Whether consumers write their output themselves, instead of by way of their query slice and the copy engine.
     pub direct_store: bool,
 }
@@ -42,7 +45,12 @@ impl Tile {
 
     /// Query rows of a tile.
     pub const fn block_rows(&self) -> usize {
-        self.warpgroups * GROUP_ROWS
+        self.slices() * GROUP_ROWS
+    }
+
+    /// Query slices of a tile.
+    const fn slices(&self) -> usize {
+        if self.split_keys { 1 } else { self.warpgroups }
     }
 
     /// Registers of a consumer's and of a producer's thread. They share the 65,536 of a multiprocessor.
@@ -94,8 +102,18 @@ const fn tile(warpgroups: usize, block_keys: usize, q_stages: usize, kv_stages: 
         kv_stages,
         ping_pong: true,
         half_first: warpgroups == 2 && block_keys == 128,
+        split_keys: false,
         direct_store: false,
     }
+}
+
+const fn split(block_keys: usize) -> Tile {
+    Tile { ping_pong: false, half_first: false, split_keys: true, ..tile(2, block_keys, 2, 4) }
+}
+
+/// Where 128-row tiles do not fill the device, and 64-row tiles fit it at once or differ in length anyway.
+fn few_tiles(demand: &Demand) -> bool {
+    !demand.fills(128) && (demand.uneven || !demand.fills(GROUP_ROWS))
 }
 
 const fn always(_: &Demand) -> bool {
@@ -107,6 +125,8 @@ const fn always(_: &Demand) -> bool {
 /// At head size 64, 192-row tiles use less of the bandwidth of L2 and win from 2,048 rows on (and from 512 where rows are alike);
 /// below, their coarser grain costs more.
 const TILES: &[TileChoice] = &[
+    TileChoice { head_dim: 64, v_head_dim: 64, suits: few_tiles, tile: split(128) },
+    TileChoice { head_dim: 128, v_head_dim: 128, suits: few_tiles, tile: split(64) },
     TileChoice {
         head_dim: 64,
         v_head_dim: 64,
@@ -182,6 +202,7 @@ impl Sm90 {
             .define("PRODUCER_REGISTERS", producer)
             .define_if(self.tile.ping_pong, "PING_PONG")
             .define_if(self.tile.half_first, "HALF_FIRST")
+            .define_if(self.tile.split_keys, "SPLIT_KEYS")
             .define_if(self.tile.direct_store, "DIRECT_STORE")
             .define_if(self.v_head_dim > 128, "RESCALE_BEFORE")
             .define_if(self.softcap, "SOFTCAP")
@@ -194,11 +215,13 @@ impl Sm90 {
 
     /// Dynamic shared memory of a block. Mirrors `SharedMap`.
     pub fn shared_bytes(&self) -> usize {
-        let Tile { warpgroups, block_keys, q_stages, kv_stages, .. } = self.tile;
+        let Tile { block_keys, q_stages, kv_stages, .. } = self.tile;
         let row = |dim: usize| dim.div_ceil(PANEL) * PANEL * 2;
-        let q = q_stages * warpgroups * GROUP_ROWS * row(self.head_dim);
+        let q = q_stages * self.tile.slices() * GROUP_ROWS * row(self.head_dim);
         let kv = kv_stages * block_keys * (row(self.head_dim) + row(self.v_head_dim));
-        q + kv + 8 * (3 * q_stages * warpgroups + 4 * kv_stages)
+        let barriers = (8 * (3 * q_stages * self.tile.slices() + 4 * kv_stages)).next_multiple_of(16);
+        let partial = if self.tile.split_keys { (self.v_head_dim.next_multiple_of(16) / 8 + 1) * 128 * 16 } else { 0 };
+        q + kv + barriers + partial
     }
 }
 
@@ -217,6 +240,10 @@ pub fn variants() -> Vec<Variant> {
     }
     let few = Demand { q_len: 512, ..Demand::PLENTY };
     push("bf16 d64 short".to_owned(), Sm90::plain(Element::Bf16, 64, 64, Demand { uneven: true, ..few }), true);
+    let few = Demand { q_len: 512, heads: 8, uneven: true, multiprocessors: 132 };
+    for d in [64, 128] {
+        push(format!("bf16 d{d} split keys"), Sm90::plain(Element::Bf16, d, d, few), true);
+    }
     for d in [64, 128, 256] {
         let plain = Sm90::plain(Element::Bf16, d, d, Demand::PLENTY);
         push(format!("bf16 d{d} softcap"), Sm90 { softcap: true, ..plain.clone() }, true);
@@ -238,9 +265,11 @@ mod tests {
     fn every_tile_fits_a_hopper_block() {
         for d in (8..=MAX_HEAD_DIM).step_by(8) {
             for dv in (8..=MAX_HEAD_DIM).step_by(8) {
-                let sm90 = Sm90::plain(Element::Bf16, d, dv, Demand::PLENTY);
-                // The records of four tiles are static.
-                assert!(sm90.shared_bytes() + 4 * 48 <= 232_448, "{d}/{dv}: {}", sm90.shared_bytes());
+                for demand in [Demand::PLENTY, Demand { q_len: 100, heads: 1, ..Demand::PLENTY }] {
+                    let sm90 = Sm90::plain(Element::Bf16, d, dv, demand);
+                    // The records of four tiles are static.
+                    assert!(sm90.shared_bytes() + 4 * 48 <= 232_448, "{d}/{dv}: {}", sm90.shared_bytes());
+                }
             }
         }
     }
