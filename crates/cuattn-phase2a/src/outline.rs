@@ -6,7 +6,7 @@ use curt::Capabilities;
 
 use crate::Options;
 use crate::arrangement::{Arrangement, Chunk, Layouts, Unit};
-use crate::score_cap::score_cap;
+use crate::score_cap::SCORE_CAP;
 
 const ENGINE: EngineId = EngineId::Phase2a;
 const NAME: &str = "phase2a";
@@ -118,7 +118,7 @@ impl Outline {
         // Multiples of 8 keep rows of float32 and of 16-bit elements at multiples of 16 bytes.
         let leading = kv_len.next_multiple_of(8);
         let row_bytes = leading * 4;
-        let cap = options.score_cap.unwrap_or_else(|| score_cap(problem.dtype, device.l2_bytes, row_bytes));
+        let cap = options.score_cap.unwrap_or(SCORE_CAP);
         let chunks = arrangement.chunks((cap / row_bytes).min(i32::MAX as usize));
         let most_rows = chunks.iter().map(|chunk| chunk.slices * chunk.rows).max().unwrap_or(0);
         Ok(Self::Products(Box::new(Products { arrangement, layouts, copies, chunks, leading, most_rows, cap })))
