@@ -9,6 +9,8 @@
 //! [`description`] is the JSON in which a problem crosses that border, [`session`] what stands behind it. [`report`]
 //! and [`page`] read the report back and draw it, without a GPU.
 //!
+//! [`tuning`] measures the tiles that kernels could take, for the tables that choose among them: `cargo xtask tune`.
+//!
 //! `cargo xtask bench` is the one command for all of it; `cargo bench -p cuattn-benches` runs the criterion benches, of
 //! which `host` needs no GPU.
 
@@ -17,3 +19,4 @@ pub mod description;
 pub mod page;
 pub mod report;
 pub mod session;
+pub mod tuning;

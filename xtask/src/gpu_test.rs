@@ -50,7 +50,7 @@ fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
              that has one.\n\n{probe}"
         );
     }
-    let suites = build()?;
+    let suites = build("cuattn-tests", "gpu-suites")?;
     let target = repository::target()?;
     let report = target.join("gpu-report.json");
     let _ = fs::remove_file(&report);
@@ -87,7 +87,7 @@ fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
-    let suites = build()?;
+    let suites = build("cuattn-tests", "gpu-suites")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let binary = folder.join("gpu-suites");
     // A running or read-only old copy is replaced, not written into.
@@ -120,8 +120,8 @@ pub(crate) fn make_executable(_: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds `gpu-suites` with the commit in it, and gives its path.
-fn build() -> anyhow::Result<PathBuf> {
+/// Builds a program of ours with the commit in it, as bundles have it, and gives its path.
+pub(crate) fn build(package: &str, program: &str) -> anyhow::Result<PathBuf> {
     #[derive(Deserialize)]
     struct Message {
         reason: String,
@@ -133,20 +133,20 @@ fn build() -> anyhow::Result<PathBuf> {
         name: String,
     }
     let output = repository::cargo()
-        .args(["build", "--profile", "bundle", "--package", "cuattn-tests", "--bin", "gpu-suites"])
+        .args(["build", "--profile", "bundle", "--package", package, "--bin", program])
         .args(["--message-format", "json-render-diagnostics"])
         .env("CUATTN_COMMIT", repository::commit())
         .stderr(std::process::Stdio::inherit())
         .output()
         .context("cannot start cargo")?;
-    ensure!(output.status.success(), "the suites do not build");
+    ensure!(output.status.success(), "`{program}` does not build");
     String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<Message>(line).ok())
         .filter(|message| message.reason == "compiler-artifact")
-        .filter(|message| message.target.as_ref().is_some_and(|target| target.name == "gpu-suites"))
+        .filter(|message| message.target.as_ref().is_some_and(|target| target.name == program))
         .find_map(|message| message.executable)
-        .context("cargo built no `gpu-suites`")
+        .with_context(|| format!("cargo built no `{program}`"))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod repository;
 mod step;
 mod table;
 mod tidy;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -35,6 +36,7 @@ enum Command {
     GpuTest(gpu_test::Args),
     GpuReport(gpu_report::Args),
     Bench(bench::Args),
+    Tune(tune::Args),
 }
 
 impl Command {
@@ -46,6 +48,7 @@ impl Command {
             Self::GpuTest(args) => gpu_test::run(args),
             Self::GpuReport(args) => gpu_report::run(args),
             Self::Bench(args) => bench::run(args),
+            Self::Tune(args) => tune::run(args),
         }
     }
 }

@@ -44,6 +44,7 @@ mod path;
 mod plan;
 mod simt;
 mod sm90;
+pub mod tuning;
 
 pub use engine::{Flash, FlashPath};
 pub use path::Path;

@@ -13,31 +13,53 @@ const PIECE: usize = 16;
 
 /// The kernel for `problem`, or every reason against it.
 pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Vec<Reason>> {
+    let variant = variant(device, problem)?;
+    let Some(variant) = variant.with_best_tile(demand(problem), limits(device)) else {
+        let need = variant.shared_bytes();
+        let got = device.shared_bytes_per_block;
+        let instead = "the simt path takes any head size".to_owned();
+        return Err(vec![Reason::SharedMemory { by: Path::Mma.name().to_owned(), need, got, instead }]);
+    };
+    kernel_of(problem, &variant)
+}
+
+/// The kernels for `problem` that tuning measures, the first as [`kernel`] has it; or every reason against it.
+pub(crate) fn candidates(device: &Capabilities, problem: &Problem) -> Result<Vec<Kernel>, Vec<Reason>> {
+    let variants = variant(device, problem)?.candidates(demand(problem), limits(device));
+    variants.iter().map(|variant| kernel_of(problem, variant)).collect()
+}
+
+/// The variant for `problem`, in whatever tile.
+fn variant(device: &Capabilities, problem: &Problem) -> Result<Mma, Vec<Reason>> {
     let reasons = reasons_against(device, problem);
     if !reasons.is_empty() {
         return Err(reasons);
     }
     let shape = problem.shape;
-    let limits = Limits {
-        compute_major: device.compute_capability.0,
-        shared_bytes_per_block: device.shared_bytes_per_block,
-        shared_bytes_per_multiprocessor: device.shared_bytes_per_multiprocessor,
-    };
-    let demand = Demand { rows: shape.q_len * shape.group(), keys: shape.kv_len };
-    let variant = Mma {
+    Ok(Mma {
         bias: bias_kind(problem),
         bias_staged: bias_in_pieces(problem),
         softcap: problem.softcap.is_some(),
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
         ..Mma::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim)
-    };
-    let Some(variant) = variant.with_best_tile(demand, limits) else {
-        let need = variant.shared_bytes();
-        let got = device.shared_bytes_per_block;
-        let instead = "the simt path takes any head size".to_owned();
-        return Err(vec![Reason::SharedMemory { by: Path::Mma.name().to_owned(), need, got, instead }]);
-    };
+    })
+}
+
+fn limits(device: &Capabilities) -> Limits {
+    Limits {
+        compute_major: device.compute_capability.0,
+        shared_bytes_per_block: device.shared_bytes_per_block,
+        shared_bytes_per_multiprocessor: device.shared_bytes_per_multiprocessor,
+    }
+}
+
+fn demand(problem: &Problem) -> Demand {
+    let shape = problem.shape;
+    Demand { rows: shape.q_len * shape.group(), keys: shape.kv_len }
+}
+
+fn kernel_of(problem: &Problem, variant: &Mma) -> Result<Kernel, Vec<Reason>> {
     let block_rows = variant.tile.block_rows();
     let grid = Grid::new(problem, Rows::of(problem, block_rows), block_rows, 1).map_err(|reason| vec![reason])?;
     let mut details = vec![
@@ -47,12 +69,13 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
     details.extend(grid.details());
     Ok(Kernel {
         path: Path::Mma,
+        tile: variant.tile.to_string(),
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,
         shared_bytes: variant.shared_bytes() as u32,
         alignment: PIECE,
-        why: format!("{} at head size {} fits the tensor cores", problem.dtype, shape.head_dim),
+        why: format!("{} at head size {} fits the tensor cores", problem.dtype, problem.shape.head_dim),
         sm90: None,
         details,
     })

@@ -12,6 +12,8 @@ use crate::{Path, mma, simt, sm90};
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub(crate) path: Path,
+    /// Its tile, as the table of tiles has it.
+    pub(crate) tile: String,
     pub(crate) source: Source,
     pub(crate) grid: Grid,
     pub(crate) threads: u32,
@@ -37,24 +39,7 @@ pub(crate) struct Outline {
 impl Outline {
     /// The first of `paths` that takes the problem.
     pub(crate) fn new(device: &Capabilities, problem: &Problem, paths: &[Path]) -> Result<Self, Refusal> {
-        problem.validate()?;
-        let mut reasons = Vec::new();
-        if let Some(scores) = problem.scores {
-            let feature = format!("handing out scores ({:?})", scores.stage);
-            reasons.push(Reason::unsupported(feature, "flash", "use the phase2a engine, which keeps a score tensor"));
-        }
-        if problem.paging.is_some() {
-            reasons.push(Reason::unsupported("paged keys and values", "flash", "gather the pages into a dense cache"));
-        }
-        for (what, len) in [("q_len", problem.shape.q_len), ("kv_len", problem.shape.kv_len)] {
-            if len > MAX_SEQUENCE {
-                let feature = format!("{what} {len}");
-                reasons.push(Reason::unsupported(feature, "flash", format!("keep it at most {MAX_SEQUENCE}")));
-            }
-        }
-        if !reasons.is_empty() {
-            return Err(Refusal::by_engine(EngineId::Flash, reasons));
-        }
+        check(problem)?;
         if problem.shape.is_empty() {
             return Ok(Self { kernel: None, unaligned: None, refused: Vec::new() });
         }
@@ -66,16 +51,19 @@ impl Outline {
                 Path::Simt => simt::kernel(device, problem),
             };
             match kernel {
-                Ok(kernel) => {
-                    let asks_for_alignment = kernel.alignment > problem.dtype.size();
-                    let unaligned = if asks_for_alignment { simt::kernel(device, problem).ok() } else { None };
-                    return Ok(Self { kernel: Some(kernel), unaligned, refused });
-                }
+                Ok(kernel) => return Ok(Self { refused, ..Self::of(device, problem, kernel) }),
                 Err(reasons) => refused.push(Refusal::by_path(EngineId::Flash, path.name(), reasons)),
             }
         }
         // One path was asked for, and its reasons are the engine's; or simt, the last, refused: too old a device, or too large a grid.
         Err(refused.pop().unwrap_or_else(|| Refusal::by_engine(EngineId::Flash, Vec::new())))
+    }
+
+    /// Of a kernel for the problem, and of another one for launches that it cannot take.
+    pub(crate) fn of(device: &Capabilities, problem: &Problem, kernel: Kernel) -> Self {
+        let asks_for_alignment = kernel.alignment > problem.dtype.size();
+        let unaligned = if asks_for_alignment { simt::kernel(device, problem).ok() } else { None };
+        Self { kernel: Some(kernel), unaligned, refused: Vec::new() }
     }
 
     pub(crate) fn explanation(&self) -> Explanation {
@@ -95,6 +83,26 @@ impl Outline {
             },
         }
     }
+}
+
+/// Refuses what no path of the engine takes.
+pub(crate) fn check(problem: &Problem) -> Result<(), Refusal> {
+    problem.validate()?;
+    let mut reasons = Vec::new();
+    if let Some(scores) = problem.scores {
+        let feature = format!("handing out scores ({:?})", scores.stage);
+        reasons.push(Reason::unsupported(feature, "flash", "use the phase2a engine, which keeps a score tensor"));
+    }
+    if problem.paging.is_some() {
+        reasons.push(Reason::unsupported("paged keys and values", "flash", "gather the pages into a dense cache"));
+    }
+    for (what, len) in [("q_len", problem.shape.q_len), ("kv_len", problem.shape.kv_len)] {
+        if len > MAX_SEQUENCE {
+            let feature = format!("{what} {len}");
+            reasons.push(Reason::unsupported(feature, "flash", format!("keep it at most {MAX_SEQUENCE}")));
+        }
+    }
+    if reasons.is_empty() { Ok(()) } else { Err(Refusal::by_engine(EngineId::Flash, reasons)) }
 }
 
 /// The rows of a head unit.

@@ -27,6 +27,16 @@ impl Loaded {
         let counters = kernel.sm90.map(|_| Counters::new(runtime)).transpose()?;
         Ok(Self { function, launch, kernel, counters })
     }
+
+    /// What the compiler made of it, and how the device holds it.
+    fn describe(&self) -> Result<String, curt::Error> {
+        let attributes = self.function.attributes();
+        let blocks = self.function.occupancy(self.kernel.threads, self.kernel.shared_bytes as usize)?;
+        let (registers, local) = (attributes.registers, attributes.local_bytes);
+        Ok(format!(
+            "{registers} registers and {local} bytes of local memory a thread, {blocks} blocks a multiprocessor"
+        ))
+    }
 }
 
 #[derive(Debug)]
@@ -41,14 +51,18 @@ pub(crate) struct FlashPlan {
 
 impl FlashPlan {
     pub(crate) fn new(runtime: &Runtime, problem: &Problem, outline: Outline) -> Result<Self, PlanError> {
-        let explanation = outline.explanation();
+        let mut explanation = outline.explanation();
         let load = |kernel: Option<Kernel>| kernel.map(|kernel| Loaded::new(runtime, kernel)).transpose();
+        let kernel = load(outline.kernel)?;
+        if let Some(loaded) = &kernel {
+            explanation.details.push(loaded.describe()?);
+        }
         Ok(Self {
             runtime: runtime.clone(),
             problem: problem.clone(),
             explanation,
             work: problem.work(),
-            kernel: load(outline.kernel)?,
+            kernel,
             unaligned: load(outline.unaligned)?,
         })
     }

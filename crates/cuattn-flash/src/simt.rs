@@ -10,6 +10,27 @@ use crate::outline::{Grid, Kernel, Rows};
 
 /// The kernel for `problem`. Refused only on devices that no path runs on, and where the grid would be larger than a launch can have.
 pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Vec<Reason>> {
+    kernel_of(problem, &variant(device, problem)?)
+}
+
+/// The kernels for `problem` that tuning measures, the first as [`kernel`] has it; or the reason against it.
+pub(crate) fn candidates(device: &Capabilities, problem: &Problem) -> Result<Vec<Kernel>, Vec<Reason>> {
+    let shape = problem.shape;
+    let variants = variant(device, problem)?.candidates(shape.head_dim, shape.v_head_dim, demand(device, problem));
+    variants.iter().map(|variant| kernel_of(problem, variant)).collect()
+}
+
+fn demand(device: &Capabilities, problem: &Problem) -> Demand {
+    let shape = problem.shape;
+    Demand {
+        rows: shape.q_len * shape.group(),
+        kv_heads: shape.batch * shape.kv_heads,
+        multiprocessors: device.multiprocessors as usize,
+        shared_bytes_per_block: device.shared_bytes_per_block,
+    }
+}
+
+fn variant(device: &Capabilities, problem: &Problem) -> Result<Simt, Vec<Reason>> {
     if device.compute_capability < (8, 0) {
         return Err(vec![Reason::ArchUnsupported {
             by: Path::Simt.name().to_owned(),
@@ -19,20 +40,17 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
         }]);
     }
     let shape = problem.shape;
-    let demand = Demand {
-        rows: shape.q_len * shape.group(),
-        kv_heads: shape.batch * shape.kv_heads,
-        multiprocessors: device.multiprocessors as usize,
-        shared_bytes_per_block: device.shared_bytes_per_block,
-    };
-    let variant = Simt {
+    Ok(Simt {
         bias: bias_kind(problem),
         softcap: problem.softcap.is_some(),
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
-        ..Simt::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)
-    };
+        ..Simt::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand(device, problem))
+    })
+}
+
+fn kernel_of(problem: &Problem, variant: &Simt) -> Result<Kernel, Vec<Reason>> {
     let block_rows = variant.tile.block_rows();
-    let splits = variant.splits(shape.v_head_dim);
+    let splits = variant.splits(problem.shape.v_head_dim);
     let grid = Grid::new(problem, Rows::of(problem, block_rows), block_rows, splits).map_err(|reason| vec![reason])?;
     let mut details = vec![
         format!("{block_rows} x {} tile, {} warps", variant.tile.block_keys, variant.tile.warps),
@@ -44,6 +62,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
     details.extend(grid.details());
     Ok(Kernel {
         path: Path::Simt,
+        tile: variant.tile.to_string(),
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,

@@ -23,6 +23,16 @@ pub(crate) struct Geometry {
 
 /// The kernel for `problem`, or every reason against it.
 pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Vec<Reason>> {
+    kernel_of(device, problem, &variant(device, problem)?)
+}
+
+/// The kernels for `problem` that tuning measures, the first as [`kernel`] has it; or every reason against it.
+pub(crate) fn candidates(device: &Capabilities, problem: &Problem) -> Result<Vec<Kernel>, Vec<Reason>> {
+    let variants = variant(device, problem)?.candidates();
+    variants.iter().map(|variant| kernel_of(device, problem, variant)).collect()
+}
+
+fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90, Vec<Reason>> {
     let reasons = reasons_against(device, problem);
     if !reasons.is_empty() {
         return Err(reasons);
@@ -34,12 +44,16 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
         uneven: is_uneven(problem),
         multiprocessors: device.multiprocessors as usize,
     };
-    let variant = Sm90 {
+    Ok(Sm90 {
         softcap: problem.softcap.is_some(),
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
         ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)
-    };
+    })
+}
+
+fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90) -> Result<Kernel, Vec<Reason>> {
+    let shape = problem.shape;
     let block_rows = variant.tile.block_rows();
     let rows = Rows { pack: 1, rows: shape.q_len };
     let grid = Grid::new(problem, rows, block_rows, 1).map_err(|reason| vec![reason])?;
@@ -52,6 +66,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
     details.extend(grid.details());
     Ok(Kernel {
         path: Path::Sm90,
+        tile: variant.tile.to_string(),
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,

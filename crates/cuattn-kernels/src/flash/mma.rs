@@ -1,5 +1,7 @@
 //! The tensor-core path for f16 and bf16 on every device from sm_80 on: `flash/mma.cu`.
 
+use std::fmt;
+
 use crate::{Architecture, BiasKind, Element, Source, Variant};
 
 /// The kernel's name.
@@ -30,6 +32,14 @@ impl Tile {
     /// Packed query rows of a block.
     pub const fn block_rows(&self) -> usize {
         self.warps * self.row_tiles * 16
+    }
+}
+
+/// As the table of tiles has it.
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { warps, row_tiles, block_keys, blocks_per_multiprocessor: blocks } = self;
+        write!(f, "tile({warps}, {row_tiles}, {block_keys}, {blocks})")
     }
 }
 
@@ -93,6 +103,30 @@ pub struct Demand {
     pub keys: usize,
 }
 
+/// What tuning measures beside the tiles of the table.
+const CANDIDATES: &[Tile] = &[
+    tile(4, 2, 128, 1),
+    tile(4, 2, 96, 2),
+    tile(4, 2, 64, 2),
+    tile(4, 2, 48, 2),
+    tile(4, 2, 32, 2),
+    tile(8, 2, 64, 1),
+    tile(8, 2, 48, 1),
+    tile(8, 2, 32, 1),
+    tile(8, 1, 128, 1),
+    tile(8, 1, 96, 1),
+    tile(8, 1, 64, 1),
+    tile(8, 1, 64, 2),
+    tile(8, 1, 48, 1),
+    tile(8, 1, 32, 1),
+    tile(8, 1, 32, 2),
+    tile(4, 1, 128, 2),
+    tile(4, 1, 64, 2),
+    tile(4, 1, 64, 3),
+    tile(4, 1, 32, 2),
+    tile(4, 1, 32, 3),
+];
+
 /// What a device offers a kernel, as far as the choice of a tile depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -145,22 +179,38 @@ impl Mma {
 
     /// This variant with the tile that suits the demand on such a device. `None` where nothing fits.
     pub fn with_best_tile(&self, demand: Demand, device: Limits) -> Option<Self> {
-        let mut chosen = self.clone();
         let head_dim = self.head_dim.max(self.v_head_dim);
         let suits = |choice: &&TileChoice| {
             head_dim <= choice.head_dim && demand.rows <= choice.rows && demand.keys <= choice.keys
         };
-        for choice in TILES.iter().filter(suits) {
-            chosen.tile = choice.tile;
-            let together = chosen.shared_bytes() + SYSTEM_SHARED_BYTES;
-            if !chosen.spills_on(device.compute_major)
-                && chosen.shared_bytes() <= device.shared_bytes_per_block
-                && chosen.tile.blocks_per_multiprocessor * together <= device.shared_bytes_per_multiprocessor
-            {
-                return Some(chosen);
+        let mut variants = TILES.iter().filter(suits).map(|choice| Self { tile: choice.tile, ..self.clone() });
+        variants.find(|variant| variant.fits(device) && !variant.spills_on(device.compute_major))
+    }
+
+    /// This variant in every tile that tuning measures on such a device: first the one that the table has for the demand.
+    pub fn candidates(&self, demand: Demand, device: Limits) -> Vec<Self> {
+        let mut all: Vec<_> = self.with_best_tile(demand, device).into_iter().collect();
+        for tile in TILES.iter().map(|choice| choice.tile).chain(CANDIDATES.iter().copied()) {
+            let candidate = Self { tile, ..self.clone() };
+            if candidate.fits(device) && candidate.has_registers() && !all.contains(&candidate) {
+                all.push(candidate);
             }
         }
-        None
+        all
+    }
+
+    /// Whether as many blocks fit a multiprocessor as the tile says.
+    fn fits(&self, device: Limits) -> bool {
+        let together = self.shared_bytes() + SYSTEM_SHARED_BYTES;
+        self.shared_bytes() <= device.shared_bytes_per_block
+            && self.tile.blocks_per_multiprocessor * together <= device.shared_bytes_per_multiprocessor
+    }
+
+    /// Whether a thread has registers for its scores and its part of the output, and some besides: what has not, spills.
+    fn has_registers(&self) -> bool {
+        let Tile { row_tiles, block_keys, blocks_per_multiprocessor, .. } = self.tile;
+        let there_are = (65_536 / (self.tile.threads() * blocks_per_multiprocessor)).min(255);
+        row_tiles * (block_keys + self.v_head_dim.next_multiple_of(16)) / 2 + 40 <= there_are
     }
 
     /// The tiles that the table holds for long and short sequences, few rows and wide heads, each with a head size and a value head

@@ -1,5 +1,7 @@
 //! The path without tensor cores: float32 at float32's accuracy, and every shape, stride and alignment: `flash/simt.cu`.
 
+use std::fmt;
+
 use crate::{Architecture, BiasKind, Element, Source, Variant};
 
 /// The kernel's name.
@@ -46,6 +48,15 @@ impl Tile {
     }
 }
 
+/// As the table of tiles has it.
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { warps, row_lanes, lane_rows, block_keys, dim_chunk, v_columns, blocks_per_multiprocessor } = self;
+        let lanes = format_args!("{warps}, {row_lanes}, {lane_rows}");
+        write!(f, "tile([{lanes}, {block_keys}, {dim_chunk}, {v_columns}, {blocks_per_multiprocessor}])")
+    }
+}
+
 /// The lanes, the block and the chunk of one row of the table, in the order of the fields of [`Tile`].
 const fn tile([warps, row_lanes, lane_rows, block_keys, dim_chunk, v_columns, blocks]: [usize; 7]) -> Tile {
     Tile { warps, row_lanes, lane_rows, block_keys, dim_chunk, v_columns, blocks_per_multiprocessor: blocks }
@@ -86,6 +97,45 @@ const TILES: &[TileChoice] = &[
     },
 ];
 
+/// What tuning measures beside the tiles of the table, in the same shape.
+const CANDIDATES: &[TileChoice] = &[
+    TileChoice {
+        head_dim: 64,
+        tiles: &[
+            tile([8, 4, 8, 64, 64, 64, 1]),
+            tile([4, 4, 8, 32, 64, 64, 2]),
+            tile([8, 4, 4, 64, 64, 64, 2]),
+            tile([4, 4, 4, 64, 64, 64, 3]),
+            tile([4, 2, 8, 64, 64, 64, 2]),
+            tile([4, 2, 8, 64, 64, 64, 3]),
+            tile([4, 2, 8, 32, 64, 64, 4]),
+            tile([8, 2, 8, 64, 64, 64, 1]),
+            tile([8, 2, 8, 64, 64, 64, 2]),
+        ],
+    },
+    TileChoice {
+        head_dim: 128,
+        tiles: &[
+            tile([8, 2, 8, 64, 128, 128, 1]),
+            tile([8, 2, 8, 32, 128, 128, 1]),
+            tile([4, 2, 8, 32, 128, 128, 3]),
+            tile([4, 4, 4, 64, 128, 128, 2]),
+            tile([4, 4, 4, 32, 128, 128, 3]),
+            tile([8, 4, 4, 64, 128, 128, 1]),
+            tile([8, 2, 4, 64, 128, 128, 2]),
+            tile([8, 2, 4, 32, 128, 128, 2]),
+            tile([12, 2, 4, 64, 128, 128, 1]),
+            tile([12, 2, 8, 32, 128, 128, 1]),
+            tile([4, 2, 8, 64, 64, 128, 2]),
+            tile([4, 2, 8, 32, 64, 128, 3]),
+        ],
+    },
+    TileChoice {
+        head_dim: usize::MAX,
+        tiles: &[tile([8, 2, 8, 64, 64, 128, 1]), tile([4, 2, 8, 32, 64, 128, 3]), tile([4, 4, 4, 64, 64, 256, 2])],
+    },
+];
+
 /// What is to be computed and on what, as far as the choice of a tile depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
@@ -123,8 +173,29 @@ impl Simt {
     }
 
     pub(crate) fn in_tile(element: Element, head_dim: usize, v_head_dim: usize, tile: Tile) -> Self {
+        let any = Self { element, tile, exact: false, bias: BiasKind::None, softcap: false, score_mod: None };
+        any.with_tile(tile, head_dim, v_head_dim)
+    }
+
+    /// This variant in another tile.
+    fn with_tile(&self, tile: Tile, head_dim: usize, v_head_dim: usize) -> Self {
         let exact = head_dim == tile.dim_chunk && v_head_dim == tile.v_columns;
-        Self { element, tile, exact, bias: BiasKind::None, softcap: false, score_mod: None }
+        Self { tile, exact, ..self.clone() }
+    }
+
+    /// This variant in every tile that tuning measures on such a device: first its own.
+    pub fn candidates(&self, head_dim: usize, v_head_dim: usize, demand: Demand) -> Vec<Self> {
+        let widest = head_dim.max(v_head_dim);
+        let mut all = vec![self.clone()];
+        for table in [TILES, CANDIDATES] {
+            for tile in tiles_for(table, widest) {
+                let candidate = self.with_tile(*tile, head_dim, v_head_dim);
+                if tile.shared_bytes() <= demand.shared_bytes_per_block && !all.contains(&candidate) {
+                    all.push(candidate);
+                }
+            }
+        }
+        all
     }
 
     /// Every tile of the table, with the head size that it is meant for.
@@ -160,10 +231,15 @@ impl Simt {
     }
 }
 
+/// The tiles that a table has for a head size.
+fn tiles_for(table: &'static [TileChoice], head_dim: usize) -> &'static [Tile] {
+    let choice = table.iter().find(|choice| head_dim <= choice.head_dim);
+    choice.unwrap_or(&table[table.len() - 1]).tiles
+}
+
 /// The tallest tile that fits the device, is filled by more than half, and leaves no multiprocessor without a block; else the lowest.
 fn best_tile(head_dim: usize, demand: Demand) -> Tile {
-    let choice = TILES.iter().find(|choice| head_dim <= choice.head_dim);
-    let tiles = choice.unwrap_or(&TILES[TILES.len() - 1]).tiles;
+    let tiles = tiles_for(TILES, head_dim);
     let suits = |tile: &&Tile| {
         let blocks = demand.rows.div_ceil(tile.block_rows()).saturating_mul(demand.kv_heads);
         tile.shared_bytes() <= demand.shared_bytes_per_block

@@ -1,5 +1,7 @@
 //! The Hopper path: `flash/sm90.cu`, with TMA, wgmma and warpgroups of different roles.
 
+use std::fmt;
+
 use crate::{Architecture, Element, Source, Variant};
 
 /// The kernel's name.
@@ -60,6 +62,29 @@ impl Tile {
             2 => (232, 40),
             _ => (160, 32),
         }
+    }
+}
+
+/// As the table of tiles has it.
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { warpgroups, block_keys, q_stages, kv_stages, .. } = *self;
+        let usual = tile(warpgroups, block_keys, q_stages, kv_stages);
+        let options = [
+            ("direct_store", self.direct_store, usual.direct_store),
+            ("ping_pong", self.ping_pong, usual.ping_pong),
+            ("half_first", self.half_first, usual.half_first),
+            ("split_keys", self.split_keys, usual.split_keys),
+        ];
+        let is_unusual = options.iter().any(|(_, own, usual)| own != usual);
+        if is_unusual {
+            f.write_str("Tile { ")?;
+        }
+        for (name, own, _) in options.iter().filter(|(_, own, usual)| own != usual) {
+            write!(f, "{name}: {own}, ")?;
+        }
+        let (from, end) = if is_unusual { ("..", " }") } else { ("", "") };
+        write!(f, "{from}tile({warpgroups}, {block_keys}, {q_stages}, {kv_stages}){end}")
     }
 }
 
@@ -150,6 +175,56 @@ const TILES: &[TileChoice] = &[
     },
 ];
 
+/// What tuning measures beside the tiles of the table, for head sizes above `above` and up to `head_dim`.
+struct Candidates {
+    above: usize,
+    head_dim: usize,
+    tiles: &'static [Tile],
+}
+
+const CANDIDATES: &[Candidates] = &[
+    Candidates {
+        above: 0,
+        head_dim: 64,
+        tiles: &[
+            tile(2, 128, 2, 2),
+            tile(2, 128, 2, 3),
+            tile(2, 128, 2, 4),
+            tile(2, 96, 2, 3),
+            tile(2, 160, 2, 2),
+            tile(2, 192, 2, 2),
+            tile(3, 128, 2, 2),
+            tile(3, 128, 2, 3),
+            tile(3, 96, 2, 3),
+            split(128),
+        ],
+    },
+    Candidates {
+        above: 64,
+        head_dim: 128,
+        tiles: &[
+            tile(2, 128, 1, 2),
+            tile(2, 96, 2, 2),
+            tile(2, 64, 2, 3),
+            tile(2, 112, 2, 2),
+            tile(2, 160, 1, 2),
+            tile(2, 176, 1, 2),
+            tile(3, 64, 1, 3),
+            tile(3, 80, 1, 2),
+            split(64),
+        ],
+    },
+    Candidates {
+        above: 128,
+        head_dim: 192,
+        tiles: &[tile(2, 96, 1, 2), tile(2, 112, 1, 2), tile(2, 80, 1, 2), tile(2, 64, 1, 3)],
+    },
+    Candidates { above: 192, head_dim: 256, tiles: &[tile(2, 80, 1, 2), tile(2, 48, 1, 2), tile(2, 32, 1, 4)] },
+];
+
+/// Shared memory that a block has on Hopper, less the records of its tiles.
+const MOST_SHARED_BYTES: usize = 232_448 - 192;
+
 /// A variant of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sm90 {
@@ -179,6 +254,29 @@ impl Sm90 {
         // An output wider than the queries does not fit where they lay.
         tile.direct_store |= v_head_dim.div_ceil(PANEL) > head_dim.div_ceil(PANEL);
         Self { element, head_dim, v_head_dim, tile, softcap: false, score_mod: None, unusual_scale: false }
+    }
+
+    /// This variant in every tile that tuning measures: first its own. Each comes with and without the options that it may have.
+    pub fn candidates(&self) -> Vec<Self> {
+        let widest = self.head_dim.max(self.v_head_dim);
+        let meant = |candidates: &&Candidates| (candidates.above + 1..=candidates.head_dim).contains(&widest);
+        let more = CANDIDATES.iter().filter(meant).flat_map(|candidates| candidates.tiles).copied();
+        let mut all = vec![self.clone()];
+        for tile in std::iter::once(self.tile).chain(more) {
+            // Warpgroups that split the keys have no turns to take.
+            let options: &[_] =
+                if tile.split_keys { &[(false, false)] } else { &[(true, true), (true, false), (false, false)] };
+            for &(ping_pong, half_first) in options {
+                let direct_store = self.tile.direct_store;
+                let half_first = half_first && tile.half_first;
+                let tile = Tile { ping_pong, half_first, direct_store, ..tile };
+                let candidate = Self { tile, ..self.clone() };
+                if candidate.shared_bytes() <= MOST_SHARED_BYTES && !all.contains(&candidate) {
+                    all.push(candidate);
+                }
+            }
+        }
+        all
     }
 
     /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k`.
@@ -260,6 +358,22 @@ pub fn variants() -> Vec<Variant> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tile_reads_as_the_table_has_it() {
+        assert_eq!(tile(2, 128, 2, 3).to_string(), "tile(2, 128, 2, 3)");
+        let unusual = Tile { direct_store: true, ping_pong: false, ..tile(2, 64, 1, 2) };
+        assert_eq!(unusual.to_string(), "Tile { direct_store: true, ping_pong: false, ..tile(2, 64, 1, 2) }");
+    }
+
+    #[test]
+    fn every_candidate_fits_a_hopper_block() {
+        for (d, dv) in [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)] {
+            let candidates = Sm90::plain(Element::Bf16, d, dv, Demand::PLENTY).candidates();
+            assert!(candidates.len() > 2, "{d}/{dv}");
+            assert!(candidates.iter().all(|sm90| sm90.shared_bytes() <= MOST_SHARED_BYTES));
+        }
+    }
 
     #[test]
     fn every_tile_fits_a_hopper_block() {

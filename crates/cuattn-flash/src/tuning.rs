@@ -1,0 +1,121 @@
+//! The tiles that a path could have taken, for whoever measures which are the fastest.
+//!
+//! How a kernel divides its work is a matter of measurement, and what is measured stands in tables in the source. [`candidates`] lists
+//! the tiles for one problem, those of the table and some besides; each makes a plan like any other. `cargo xtask tune` measures them,
+//! and its report is what the tables are written from. Applications have no use for this: [`crate::Flash`] takes the table's choice.
+//!
+//! ```
+//! use cuattn_core::{DType, Problem, Shape};
+//! use cuattn_flash::{Path, tuning};
+//! let shape = Shape { batch: 1, q_heads: 16, kv_heads: 16, q_len: 4096, kv_len: 4096, head_dim: 128, v_head_dim: 128 };
+//! let problem = Problem::bhsd(shape, DType::Bf16);
+//!
+//! let candidates = tuning::candidates(&curt::Capabilities::h200(), &problem, Path::Mma)?;
+//! assert!(candidates[0].is_choice() && candidates.len() > 1);
+//! assert_eq!(candidates[0].tile(), "tile(4, 2, 64, 2)");
+//! # Ok::<(), cuattn_core::Refusal>(())
+//! ```
+
+use cuattn_core::{EngineId, Plan, PlanError, Problem, Refusal};
+use curt::{Capabilities, Runtime};
+
+use crate::outline::{self, Kernel, Outline};
+use crate::plan::FlashPlan;
+use crate::{Path, mma, simt, sm90};
+
+/// One kernel that could do a problem.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    problem: Problem,
+    kernel: Kernel,
+    is_choice: bool,
+}
+
+/// The candidates of a path for a problem on such a device, the table's choice first. Not all compile without spilled registers.
+///
+/// # Errors
+///
+/// Where the path does not take the problem. There are no candidates for a problem without output, of which nothing is computed.
+pub fn candidates(device: &Capabilities, problem: &Problem, path: Path) -> Result<Vec<Candidate>, Refusal> {
+    outline::check(problem)?;
+    if problem.shape.is_empty() {
+        return Ok(Vec::new());
+    }
+    let kernels = match path {
+        Path::Sm90 => sm90::candidates(device, problem),
+        Path::Mma => mma::candidates(device, problem),
+        Path::Simt => simt::candidates(device, problem),
+    };
+    let kernels = kernels.map_err(|reasons| Refusal::by_path(EngineId::Flash, path.name(), reasons))?;
+    let candidate = |(index, kernel)| Candidate { problem: problem.clone(), kernel, is_choice: index == 0 };
+    Ok(kernels.into_iter().enumerate().map(candidate).collect())
+}
+
+impl Candidate {
+    /// The path whose kernel this is.
+    pub fn path(&self) -> Path {
+        self.kernel.path
+    }
+
+    /// The tile, written as the path's table of tiles has it.
+    pub fn tile(&self) -> &str {
+        &self.kernel.tile
+    }
+
+    /// Whether the table has this tile for the problem, so that [`crate::FlashPath`] would take it.
+    pub fn is_choice(&self) -> bool {
+        self.is_choice
+    }
+
+    /// A plan for the problem that takes this kernel.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel does not compile or load, which on a smaller device than the candidate was made for it may not.
+    pub fn plan(&self, runtime: &Runtime) -> Result<Box<dyn Plan>, PlanError> {
+        if runtime.is_capturing()? {
+            return Err(curt::Error::Capturing { what: "making a flash plan" }.into());
+        }
+        let outline = Outline::of(runtime.capabilities(), &self.problem, self.kernel.clone());
+        Ok(Box::new(FlashPlan::new(runtime, &self.problem, outline)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuattn_core::{DType, Shape};
+
+    use super::*;
+
+    fn problem(dtype: DType, head_dim: usize) -> Problem {
+        let shape =
+            Shape { batch: 2, q_heads: 8, kv_heads: 8, q_len: 4096, kv_len: 4096, head_dim, v_head_dim: head_dim };
+        Problem::bhsd(shape, dtype)
+    }
+
+    #[test]
+    fn the_choice_comes_first_and_nothing_twice() {
+        let device = Capabilities::h200();
+        for path in Path::ALL {
+            for head_dim in [64, 96, 128, 192, 256] {
+                let dtype = if path == Path::Simt { DType::F32 } else { DType::Bf16 };
+                let problem = problem(dtype, head_dim);
+                let candidates = candidates(&device, &problem, path).unwrap();
+                let chosen = Outline::new(&device, &problem, &[path]).unwrap().kernel.unwrap();
+                assert_eq!(candidates[0].tile(), chosen.tile);
+                let mut tiles: Vec<_> = candidates.iter().map(Candidate::tile).collect();
+                tiles.sort_unstable();
+                tiles.dedup();
+                assert_eq!(tiles.len(), candidates.len());
+                assert!(candidates.len() > 2, "{path} d{head_dim}: {tiles:?}");
+                assert_eq!(candidates.iter().filter(|candidate| candidate.is_choice()).count(), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_that_refuses_the_problem_has_no_candidates() {
+        let refusal = candidates(&Capabilities::h200(), &problem(DType::F32, 64), Path::Mma).unwrap_err();
+        assert!(refusal.to_string().contains("f32"), "{refusal}");
+    }
+}
