@@ -28,7 +28,7 @@
 //! | path | device | takes |
 //! |---|---|---|
 //! | `mma` | sm_80 and up | f16, bf16; head sizes that are multiples of 8 up to 256; strides of multiples of 8; 16-byte aligned pointers |
-//! | `simt` | any | every dtype, head size, stride and alignment; float32 with float32 accuracy |
+//! | `simt` | sm_80 and up | every dtype, head size, stride and alignment; float32 with float32 accuracy |
 //!
 //! # Order of work
 //!

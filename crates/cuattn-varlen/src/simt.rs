@@ -9,8 +9,16 @@ use curt::Capabilities;
 use crate::Path;
 use crate::outline::{Average, Grid, Kernel, key_storage};
 
-/// The kernel for `problem`. Refused only where the grid would be larger than a launch can have.
+/// The kernel for `problem`. Refused only on devices that no path runs on, and where the grid would be larger than a launch can have.
 pub(crate) fn kernel(device: &Capabilities, problem: &VarlenProblem) -> Result<Kernel, Vec<Reason>> {
+    if device.compute_capability < (8, 0) {
+        return Err(vec![Reason::ArchUnsupported {
+            by: Path::Simt.name().to_owned(),
+            need: "8.0 or newer".to_owned(),
+            got: device.compute_capability,
+            instead: "no path of this engine runs on it".to_owned(),
+        }]);
+    }
     let shape = problem.shape;
     let demand = Demand {
         rows: Average::of(problem).q_len.saturating_mul(shape.group()),
