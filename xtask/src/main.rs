@@ -11,6 +11,7 @@ mod gpu_report;
 mod gpu_test;
 mod kernels;
 mod nvrtc;
+mod onnx_test;
 mod repository;
 mod step;
 mod table;
@@ -37,6 +38,7 @@ enum Command {
     GpuReport(gpu_report::Args),
     Bench(bench::Args),
     Tune(tune::Args),
+    OnnxTest(onnx_test::Args),
 }
 
 impl Command {
@@ -49,6 +51,7 @@ impl Command {
             Self::GpuReport(args) => gpu_report::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Tune(args) => tune::run(args),
+            Self::OnnxTest(args) => onnx_test::run(args),
         }
     }
 }

@@ -257,7 +257,7 @@ impl MultiHeadAttention {
     fn parts(&self, inputs: &Layouts<'_>, dtype: DType) -> Result<Parts, Reason> {
         let query = inputs.need(QUERY)?;
         if query.shape().len() == 5 {
-            let [q, k, v] = self.packed(query, 3, dtype)?[..] else { unreachable!("three parts were asked for") };
+            let [q, k, v] = self.packed(query, dtype)?;
             return Ok(Parts {
                 q: (Place::input(QUERY).at(q.0), q.1),
                 k: (Place::input(QUERY).at(k.0), k.1),
@@ -268,7 +268,7 @@ impl MultiHeadAttention {
         let key = inputs.need(KEY)?;
         let (k, v) = match key.shape().len() {
             5 => {
-                let [k, v] = self.packed(key, 2, dtype)?[..] else { unreachable!("two parts were asked for") };
+                let [k, v] = self.packed(key, dtype)?;
                 ((Place::input(KEY).at(k.0), k.1), (Place::input(KEY).at(v.0), v.1))
             }
             4 => {
@@ -293,7 +293,7 @@ impl MultiHeadAttention {
     }
 
     /// `[batch, rows, heads, parts, dim]`: the byte offset and the rows of each part.
-    fn packed(&self, input: Named<'_>, parts: usize, dtype: DType) -> Result<Vec<(usize, Rows)>, Reason> {
+    fn packed<const PARTS: usize>(&self, input: Named<'_>, dtype: DType) -> Result<[(usize, Rows); PARTS], Reason> {
         if !input.layout.is_contiguous() {
             input.check_strides()?;
             let (shape, strides) = (input.shape().to_vec(), input.layout.strides.clone());
@@ -304,11 +304,11 @@ impl MultiHeadAttention {
             return Err(Reason::InputRank { input: input.name, got: input.shape().len(), want: "5" });
         };
         input.must_be("heads", heads, self.heads, "as `num_heads` says")?;
-        input.must_be("the dimension before the last", got, parts, "one for each tensor that is packed")?;
-        let row = heads * parts * dim;
-        let strides = Strides { batch: (rows * row) as i64, head: (parts * dim) as i64, row: row as i64 };
+        input.must_be("the dimension before the last", got, PARTS, "one for each tensor that is packed")?;
+        let row = heads * PARTS * dim;
+        let strides = Strides { batch: (rows * row) as i64, head: (PARTS * dim) as i64, row: row as i64 };
         let part = |part: usize| (part * dim * dtype.size(), Rows { batch, heads, rows, dim, strides });
-        Ok((0..parts).map(part).collect())
+        Ok(std::array::from_fn(part))
     }
 
     /// Where the vectors that are added to queries, keys and values are.

@@ -106,3 +106,17 @@ def on_device(x):
 
 def empty_on_device(shape, dtype):
     return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype, "gpu", 0, NVIDIA)
+
+
+def device_name():
+    """The GPU's name, as the driver's own tool knows it."""
+    if on_host():
+        return "host"
+    import subprocess
+
+    try:
+        names = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
+                               text=True, check=True).stdout.splitlines()
+        return names[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown GPU"
