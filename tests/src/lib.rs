@@ -11,6 +11,7 @@
 //! * [`space`]: random problems, with the sizes at tile edges drawn more often than others.
 //! * [`samples`]: real tensors of a language model.
 //! * [`parity`]: one problem through one engine, against the reference.
+//! * [`packed`]: ragged batches, their operands and launches.
 //! * [`suites`]: the suites themselves, one file an engine.
 //! * [`runner`], [`report`], [`sanitize`]: the `gpu-suites` binary, which runs on machines that have a GPU but no Rust.
 //!
@@ -19,6 +20,7 @@
 
 pub mod compare;
 pub mod inputs;
+pub mod packed;
 pub mod parity;
 pub mod report;
 pub mod runner;

@@ -6,8 +6,9 @@ pub mod blaslt;
 pub mod flash;
 pub mod phase2a;
 pub mod runtime;
+pub mod varlen;
 
 /// Every suite.
 pub fn all() -> Vec<Suite> {
-    vec![runtime::suite(), blaslt::suite(), phase2a::suite(), flash::suite()]
+    vec![runtime::suite(), blaslt::suite(), phase2a::suite(), flash::suite(), varlen::suite()]
 }

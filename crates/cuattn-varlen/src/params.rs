@@ -1,6 +1,6 @@
 //! The struct that every kernel of the engine takes.
 
-use cuattn_core::lowering::address;
+use cuattn_core::lowering::{MAX_SEQUENCE, address};
 use cuattn_core::{Alignment, IndexType, TokenStrides, VarlenOperands, VarlenProblem};
 use cuattn_kernels::abi::{self, FlashParams, MaskParams, PackedParams, PageParams, ScoreParams, VarlenParams};
 use curt::DevicePtr;
@@ -74,7 +74,8 @@ pub(crate) fn params(
 
 /// Everything of it that does not depend on the sequence.
 fn mask(problem: &VarlenProblem, operands: &VarlenOperands) -> MaskParams {
-    let limit = |keys: Option<u32>| keys.map_or(-1, i64::from);
+    // No sequence is as long as the longest window that kernels take.
+    let limit = |keys: Option<u32>| keys.map_or(-1, |keys| i64::from(keys).min(MAX_SEQUENCE as i64 - 1));
     MaskParams {
         query_offsets: address(operands.query_offsets),
         window_left: limit(problem.window.left),
