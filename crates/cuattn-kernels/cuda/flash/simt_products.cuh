@@ -33,15 +33,15 @@ DEVICE void multiply_qk(Scores& s, const SharedTiles& tiles, const Lane& lane, i
 #ifdef EXACT
   pieces = DIM_CHUNK / 4;
 #endif
-  if (LANE_ROWS * LANE_KEYS > 32) {
+  if constexpr (LANE_ROWS * LANE_KEYS > 32) {
     multiply_pieces(s, tiles, lane, 0, pieces);
-    return;
-  }
-  UNROLL_BY(1) for (int first = 0; first < pieces; first += SHORT_SUM) {
-    Scores part;
-    part.clear();
-    multiply_pieces(part, tiles, lane, first, min_of(first + SHORT_SUM, pieces));
-    s.add(part);
+  } else {
+    UNROLL_BY(1) for (int first = 0; first < pieces; first += SHORT_SUM) {
+      Scores part;
+      part.clear();
+      multiply_pieces(part, tiles, lane, first, min_of(first + SHORT_SUM, pieces));
+      s.add(part);
+    }
   }
 }
 
