@@ -38,6 +38,7 @@ pub fn suite() -> Suite {
         .case("plain", |cx| check_space(cx, &Flash, &sixteen_bit(Space::plain()), cx.scaled(60, 6)))
         .case("the best path, without a bias", |cx| check_space(cx, &Flash, &unbiased(), cx.scaled(1000, 30)))
         .case("the best path, tiles of every length", |cx| check_space(cx, &Flash, &long(), cx.scaled(200, 4)))
+        .case("the best path, biases", |cx| check_space(cx, &Flash, &biased(), cx.scaled(400, 12)))
         .case("mma, everything", |cx| check_space(cx, &MMA, &tensor_cores(), cx.scaled(1000, 30)))
         .case("mma, biases", |cx| check_space(cx, &MMA, &biased(), cx.scaled(400, 12)))
         .case("mma, short queries", |cx| check_space(cx, &MMA, &short_queries(), cx.scaled(300, 10)))
@@ -97,7 +98,7 @@ fn long() -> Space {
 
 fn biased() -> Space {
     Space {
-        head_dims: vec![64, 128],
+        head_dims: vec![64, 64, 128, 128, 40, 96, 192, 256],
         v_head_dim_differs: false,
         biases: vec![
             BiasKind::Additive(DType::F32),
