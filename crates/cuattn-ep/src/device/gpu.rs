@@ -1,7 +1,7 @@
 //! Recipes on a GPU: rows are gathered by small kernels, and attention is a plan.
 
 use cuattn::curt::{Capabilities, DevicePtr, Function, KernelArgs, Launch, ModuleSource, Runtime};
-use cuattn::{DType, LaunchError, Operands, Plan, Policy, WorkspaceSize};
+use cuattn::{DType, Operands, Plan, Policy, VarlenOperands, VarlenPlan, WorkspaceSize};
 use cuattn_kernels::abi::Strides as KernelStrides;
 use cuattn_kernels::ep::{
     self, FillParams, GatherParams, GatherTensor, MOST_TENSORS, PackBiasParams, PaddingForm, THREADS, TILE_ROWS,
@@ -21,12 +21,14 @@ pub(crate) struct Gpu {
 }
 
 pub(super) fn consider(device: &Capabilities, policy: Policy, recipe: &Recipe) -> Result<(), Reason> {
-    match &recipe.attend {
-        Attend::Dense(problem, _) => match cuattn::consider(device, problem, policy) {
-            Ok(_) => Ok(()),
-            Err(cuattn::Error::Illegal(refusal)) => Err(Reason::Problem(refusal)),
-            Err(other) => Err(Reason::Engine(other.to_string())),
-        },
+    let considered = match &recipe.attend {
+        Attend::Dense(problem, _) => cuattn::consider(device, problem, policy),
+        Attend::Packed(problem, _) => cuattn::consider_varlen(device, problem, policy),
+    };
+    match considered {
+        Ok(_) => Ok(()),
+        Err(cuattn::Error::Illegal(refusal)) => Err(Reason::Problem(refusal)),
+        Err(other) => Err(Reason::Engine(other.to_string())),
     }
 }
 
@@ -41,6 +43,7 @@ pub(super) struct GpuPlan {
 
 enum Attending {
     Dense(Box<dyn Plan>),
+    Packed(Box<dyn VarlenPlan>),
 }
 
 impl GpuPlan {
@@ -69,6 +72,7 @@ impl GpuPlan {
         };
         let attend = match &recipe.attend {
             Attend::Dense(problem, _) => Attending::Dense(cuattn::plan(runtime, problem, gpu.policy)?),
+            Attend::Packed(problem, _) => Attending::Packed(cuattn::plan_varlen(runtime, problem, gpu.policy)?),
         };
         Ok(Self { runtime: runtime.clone(), fill, gather, pack, attend })
     }
@@ -76,6 +80,7 @@ impl GpuPlan {
     pub(super) fn workspace(&self) -> WorkspaceSize {
         match &self.attend {
             Attending::Dense(plan) => plan.workspace(),
+            Attending::Packed(plan) => plan.workspace(),
         }
     }
 
@@ -142,7 +147,23 @@ impl GpuPlan {
                     ..Operands::default()
                 };
                 // SAFETY: as the caller promises.
-                unsafe { plan.launch(&operands, workspace) }.map_err(|error: LaunchError| error.into())
+                unsafe { plan.launch(&operands, workspace) }.map_err(Fault::from)
+            }
+            (Attending::Packed(plan), Attend::Packed(_, places)) => {
+                let operands = VarlenOperands {
+                    q: memories.resolve(places.q)?,
+                    k: memories.resolve(places.k)?,
+                    v: memories.resolve(places.v)?,
+                    o: memories.resolve(places.o)?,
+                    cu_seqlens_q: memories.resolve(places.cu_seqlens_q)?,
+                    cu_seqlens_kv: memories.resolve(places.cu_seqlens_kv)?,
+                    ..VarlenOperands::default()
+                };
+                // SAFETY: as the caller promises.
+                unsafe { plan.launch(&operands, workspace) }.map_err(Fault::from)
+            }
+            (Attending::Dense(_), Attend::Packed(..)) | (Attending::Packed(_), Attend::Dense(..)) => {
+                Err(Fault::Refused(Reason::Engine("a plan of another recipe".to_owned())))
             }
         }
     }

@@ -144,6 +144,10 @@ impl Settings {
             window.left = reach(attributes.int("left_window_size")?, "left_window_size")?;
             window.right = reach(attributes.int("right_window_size")?, "right_window_size")?;
         }
+        if node.domain == RenamedAttention::DOMAIN {
+            // How many outputs the node has, for the inference of their types before there is a kernel.
+            attributes.int("outputs")?;
+        }
         attributes.finish()?;
         if let (Some(q_heads), Some(kv_heads)) = (q_heads, kv_heads) {
             if !q_heads.is_multiple_of(kv_heads) {
