@@ -435,9 +435,7 @@ unsafe extern "C" fn create_ep(
                      the one whose ep_metadata has cuda_device_id {wanted}, or leave the option away"
                 )));
             }
-            let session = Session::new(Arc::clone(this.accelerator(ordinal)?), options);
-            // A device that does not work is to be seen now, and not when the first node runs.
-            session.accelerator.base()?;
+            let session = Session::new(Arc::clone(this.accelerator(ordinal)?), options)?;
             out.write(Ep::into_raw(session, Arc::clone(&this.kernels)));
         }
         Ok(())
