@@ -42,6 +42,7 @@ struct CustomOperator {
 pub(crate) struct CustomOperators {
     domains: Vec<*mut OrtCustomOpDomain>,
     /// ONNX Runtime keeps their addresses.
+    #[expect(clippy::vec_box, reason = "their addresses must not change when the list grows")]
     _operators: Vec<Box<CustomOperator>>,
 }
 

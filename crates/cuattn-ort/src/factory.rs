@@ -165,6 +165,7 @@ impl Registration {
 pub(crate) struct Kernels {
     registry: *mut OrtKernelRegistry,
     /// Kernels are made with the addresses of these.
+    #[expect(clippy::vec_box, reason = "their addresses must not change when the list grows")]
     _registrations: Vec<Box<Registration>>,
     _accelerators: Box<Accelerators>,
 }
