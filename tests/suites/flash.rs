@@ -15,7 +15,7 @@ use rand::Rng;
 
 use crate::compare::{Tolerance, errors};
 use crate::inputs::Inputs;
-use crate::parity::{Launched, check_inputs, check_space};
+use crate::parity::{Launched, check_inputs, check_space, plan_ahead};
 use crate::space::{Layout, Space};
 use crate::tensors::{Distribution, Guarded};
 use crate::{Context, Suite};
@@ -36,14 +36,14 @@ pub fn suite() -> Suite {
             "shared_tile",
         ])
         .case("plain", |cx| check_space(cx, &Flash, &sixteen_bit(Space::plain()), cx.scaled(60, 6)))
-        .case("the best path, without a bias", |cx| check_space(cx, &Flash, &unbiased(), cx.scaled(1000, 30)))
-        .case("the best path, tiles of every length", |cx| check_space(cx, &Flash, &long(), cx.scaled(200, 4)))
-        .case("the best path, biases", |cx| check_space(cx, &Flash, &biased(), cx.scaled(400, 12)))
-        .case("mma, everything", |cx| check_space(cx, &MMA, &tensor_cores(), cx.scaled(1000, 30)))
-        .case("mma, biases", |cx| check_space(cx, &MMA, &biased(), cx.scaled(400, 12)))
-        .case("mma, short queries", |cx| check_space(cx, &MMA, &short_queries(), cx.scaled(300, 10)))
-        .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(600, 16)))
-        .case("any head size, layout and alignment", |cx| check_space(cx, &Flash, &odd(), cx.scaled(500, 16)))
+        .case("the best path, without a bias", |cx| check_space(cx, &Flash, &unbiased(), cx.scaled(750, 24)))
+        .case("the best path, tiles of every length", |cx| check_space(cx, &Flash, &long(), cx.scaled(150, 3)))
+        .case("the best path, biases", |cx| check_space(cx, &Flash, &biased(), cx.scaled(300, 10)))
+        .case("mma, everything", |cx| check_space(cx, &MMA, &tensor_cores(), cx.scaled(700, 24)))
+        .case("mma, biases", |cx| check_space(cx, &MMA, &biased(), cx.scaled(250, 8)))
+        .case("mma, short queries", |cx| check_space(cx, &MMA, &short_queries(), cx.scaled(200, 6)))
+        .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(400, 10)))
+        .case("any head size, layout and alignment", |cx| check_space(cx, &Flash, &odd(), cx.scaled(300, 10)))
         .case("agrees with phase2a", agrees_with_phase2a)
         .case("real tensors", real_tensors)
         .case("a visible NaN reaches the rows that see it", visible_nan)
@@ -133,8 +133,10 @@ fn agrees_with_phase2a(cx: &Context<'_>) -> anyhow::Result<()> {
     let space = Space { multiplications: 1 << 28, ..tensor_cores() };
     let space = if cx.reduced() { space.small() } else { space };
     let phase2a = Phase2a::new();
-    for _ in 0..cx.scaled(40, 2) {
-        let problem = space.draw(&mut rng);
+    let problems: Vec<_> = (0..cx.scaled(40, 2)).map(|_| space.draw(&mut rng)).collect();
+    plan_ahead(cx.runtime(), &Flash, &problems);
+    plan_ahead(cx.runtime(), &phase2a, &problems);
+    for problem in problems {
         let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
         let run = |engine: &dyn Engine| -> anyhow::Result<Vec<f64>> {
             let plan = engine.plan(cx.runtime(), &problem)?;
@@ -251,40 +253,43 @@ fn score_modifications(cx: &Context<'_>) -> anyhow::Result<()> {
     let len = if cx.reduced() { 70 } else { 300 };
     let buffer: Vec<f32> = (0..len).map(|i| (i / 37) as f32 * 0.25).collect();
     let device_buffer = cx.runtime().upload(&buffer)?;
+    let problem = |pair: &Pair, dtype, head_dim, causal| {
+        let shape =
+            Shape { batch: 2, q_heads: 4, kv_heads: 2, q_len: len, kv_len: len, head_dim, v_head_dim: head_dim };
+        let mut problem = Problem::bhsd(shape, dtype);
+        problem.score_mod = Some(ScoreMod { body: Arc::from(pair.body), buffers: 1 });
+        problem.wants_log_sum_exp = true;
+        if causal {
+            problem.mask = Mask::causal(Alignment::TopLeft);
+        }
+        problem
+    };
+    let mut cases = Vec::new();
     for pair in PAIRS {
         for dtype in DType::ALL {
             for (head_dim, causal) in [(64, true), (128, false), (20, true)] {
-                let shape = Shape {
-                    batch: 2,
-                    q_heads: 4,
-                    kv_heads: 2,
-                    q_len: len,
-                    kv_len: len,
-                    head_dim,
-                    v_head_dim: head_dim,
-                };
-                let mut problem = Problem::bhsd(shape, dtype);
-                problem.score_mod = Some(ScoreMod { body: Arc::from(pair.body), buffers: 1 });
-                problem.wants_log_sum_exp = true;
-                if causal {
-                    problem.mask = Mask::causal(Alignment::TopLeft);
-                }
-                let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
-                let host = |score: f64, at: ScoreIndex| (pair.host)(score, at, &buffer);
-                let mut operands = inputs.host();
-                operands.score_mod = Some(&host);
-                let expected = reference::attention(&problem, &operands)?;
-                let plan = Flash.plan(cx.runtime(), &problem)?;
-                let launched = Launched::run_with(cx.runtime(), plan.as_ref(), &inputs, 0, |operands| {
-                    operands.score_mod_buffers[0] = Some(device_buffer.ptr());
-                })?;
-                let worst = launched
-                    .compare(&problem, &expected)
-                    .with_context(|| format!("{} {dtype} d{head_dim}", pair.name))?;
-                cx.record_error_of(dtype, worst.relative_l2, worst.worst_element);
-                cx.count(1);
+                cases.push((pair, problem(pair, dtype, head_dim, causal)));
             }
         }
+    }
+    let problems: Vec<_> = cases.iter().map(|(_, problem)| problem.clone()).collect();
+    plan_ahead(cx.runtime(), &Flash, &problems);
+    for (pair, problem) in cases {
+        let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+        let host = |score: f64, at: ScoreIndex| (pair.host)(score, at, &buffer);
+        let mut operands = inputs.host();
+        operands.score_mod = Some(&host);
+        let expected = reference::attention(&problem, &operands)?;
+        let plan = Flash.plan(cx.runtime(), &problem)?;
+        let launched = Launched::run_with(cx.runtime(), plan.as_ref(), &inputs, 0, |operands| {
+            operands.score_mod_buffers[0] = Some(device_buffer.ptr());
+        })?;
+        let worst = launched
+            .compare(&problem, &expected)
+            .with_context(|| format!("{} {} d{}", pair.name, problem.dtype, problem.shape.head_dim))?;
+        cx.record_path(&plan.explain().path);
+        cx.record_error_of(problem.dtype, worst.relative_l2, worst.worst_element);
+        cx.count(1);
     }
     Ok(())
 }
