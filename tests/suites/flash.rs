@@ -48,6 +48,7 @@ pub fn suite() -> Suite {
         .case("real tensors", real_tensors)
         .case("a visible NaN reaches the rows that see it", visible_nan)
         .case("fifty launches are one", fifty_launches)
+        .case("streams at once", streams_at_once)
         .case("score modifications", score_modifications)
         .case("a score modification that does not compile", broken_score_modification)
         .case("captured and replayed with other lengths", replayed_lengths)
@@ -217,6 +218,48 @@ fn fifty_launches(cx: &Context<'_>) -> anyhow::Result<()> {
         cx.count(1);
     }
     Ok(())
+}
+
+/// Several streams at once, each with a plan of its own and a graph of it: persistent blocks draw their tiles from counters that must
+/// not be shared.
+fn streams_at_once(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    let shape = Shape { batch: 4, q_heads: 16, kv_heads: 4, q_len: 512, kv_len: 512, head_dim: 64, v_head_dim: 64 };
+    let shape = if cx.reduced() { Shape { batch: 1, q_len: 130, kv_len: 130, ..shape } } else { shape };
+    let mut problem = Problem::bhsd(shape, DType::Bf16);
+    problem.mask = Mask::causal(Alignment::BottomRight);
+    let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+    let plan = Flash.plan(cx.runtime(), &problem)?;
+    let alone = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+    alone.compare(&problem, &reference::attention(&problem, &inputs.host())?)?;
+    let launches = cx.scaled(40, 2);
+    let stream = || -> anyhow::Result<()> {
+        let runtime = Runtime::new(0)?;
+        let plan = Flash.plan(&runtime, &problem)?;
+        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|bytes| Guarded::upload(&runtime, bytes, 0));
+        let (q, k, v) = (q?, k?, v?);
+        let o = Guarded::poisoned(&runtime, problem.extents()?.o, 0)?;
+        let operands = Operands { q: q.ptr(), k: k.ptr(), v: v.ptr(), o: o.ptr(), ..Operands::default() };
+        let graph = runtime.capture(|_| {
+            // SAFETY: every operand lives until the end of this function, which synchronises by reading.
+            unsafe { plan.launch(&operands, DevicePtr::default()) }.map_err(launch_error)
+        })?;
+        for _ in 0..launches {
+            graph.launch()?;
+            // SAFETY: as above.
+            unsafe { plan.launch(&operands, DevicePtr::default())? };
+        }
+        ensure!(o.read()? == alone.o, "a launch beside others differs from one alone");
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let streams: Vec<_> = (0..4).map(|_| scope.spawn(stream)).collect();
+        for stream in streams {
+            stream.join().map_err(|_| anyhow::anyhow!("a stream's thread panicked"))??;
+        }
+        cx.count(1);
+        Ok(())
+    })
 }
 
 /// A score modification as CUDA and as a closure.
