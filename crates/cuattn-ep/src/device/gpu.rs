@@ -57,7 +57,7 @@ impl GpuPlan {
             Ok(module.function(source.entry())?)
         };
         let fill = recipe.fill.map(|_| load(ep::fill())).transpose()?;
-        let gather = match gather_launch(&recipe.gathers) {
+        let gather = match gather_launch(&recipe.gathers)? {
             Some((dtype, launch)) => Some((load(ep::gather_rows(element(dtype)?))?, launch)),
             None => None,
         };
@@ -187,10 +187,22 @@ const fn padding_form(form: KeyPadding) -> PaddingForm {
 }
 
 /// One launch for all gathers, as there are at most three; none where they move nothing.
-fn gather_launch(gathers: &[Gather]) -> Option<(DType, Launch)> {
-    let blocks = gathers.iter().map(|gather| gather.batch * gather.heads * gather.rows().div_ceil(TILE_ROWS)).max()?;
-    let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks > 0)?;
-    Some((gathers.first()?.dtype, Launch::new([blocks, gathers.len() as u32, 1], [THREADS, 1, 1])))
+fn gather_launch(gathers: &[Gather]) -> Result<Option<(DType, Launch)>, Fault> {
+    let Some(first) = gathers.first() else { return Ok(None) };
+    // The kernel counts rows, heads and blocks in 31 bits.
+    let fits = |count: usize| i32::try_from(count).is_ok();
+    let mut most = 0;
+    for gather in gathers {
+        let blocks = (gather.batch * gather.heads).saturating_mul(gather.rows().div_ceil(TILE_ROWS));
+        if !fits(gather.rows()) || !fits(gather.dim) || !fits(blocks) {
+            let (batch, heads, rows, dim) = (gather.batch, gather.heads, gather.rows(), gather.dim);
+            let text = format!("a cache of [{batch}, {heads}, {rows}, {dim}] has more rows than a launch can move");
+            return Err(Fault::Refused(Reason::Engine(text)));
+        }
+        most = most.max(blocks);
+    }
+    let launch = Launch::new([most as u32, gathers.len() as u32, 1], [THREADS, 1, 1]);
+    Ok((most > 0).then_some((first.dtype, launch)))
 }
 
 fn gather_params(gathers: &[Gather], memories: &Memories<'_>) -> Result<GatherParams, Fault> {
@@ -234,4 +246,53 @@ fn is_wide(gather: &Gather, addresses: [u64; 3], strides: [KernelStrides; 3]) ->
 
 fn kernel_strides(strides: cuattn::Strides) -> KernelStrides {
     KernelStrides { batch: strides.batch, head: strides.head, row: strides.row }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuattn::Strides;
+
+    use super::*;
+    use crate::recipe::Place;
+
+    fn gather(heads: usize, past_rows: usize, new_rows: usize) -> Gather {
+        let strides = Strides::bhsd(heads, past_rows + new_rows, 8);
+        Gather {
+            dtype: DType::F16,
+            batch: 2,
+            heads,
+            dim: 8,
+            past_rows,
+            new_rows,
+            past: None,
+            new: (Place::input(0), strides),
+            add: None,
+            to: (Place::output(0), strides),
+        }
+    }
+
+    #[test]
+    fn a_launch_has_blocks_for_the_longest_tensor_of_all() {
+        let (_, launch) = gather_launch(&[gather(3, 64, 1), gather(3, 10, 1)]).unwrap().unwrap();
+        assert_eq!((launch.grid, launch.block), ([2 * 3 * 2, 2, 1], [THREADS, 1, 1]));
+        assert!(gather_launch(&[]).unwrap().is_none());
+        assert!(gather_launch(&[gather(3, 0, 0)]).unwrap().is_none());
+    }
+
+    #[test]
+    fn more_rows_than_a_launch_can_move_are_refused() {
+        let error = gather_launch(&[gather(1, 1 << 31, 1)]).unwrap_err();
+        insta::assert_snapshot!(error, @"a cache of [2, 1, 2147483649, 8] has more rows than a launch can move");
+    }
+
+    #[test]
+    fn pieces_of_16_bytes_need_every_row_to_begin_at_one() {
+        let of = |strides: Strides| kernel_strides(strides);
+        let even = Strides { batch: 64, head: 32, row: 8 };
+        let odd = Strides { row: 12, ..even };
+        let gather = gather(1, 1, 1);
+        assert!(is_wide(&gather, [16, 32, 64], [of(even); 3]));
+        assert!(!is_wide(&gather, [16, 40, 64], [of(even); 3]));
+        assert!(!is_wide(&gather, [16, 32, 64], [of(even), of(odd), of(even)]));
+    }
 }

@@ -32,7 +32,8 @@ def random(*shape, dtype=np.float32):
 
 
 def close(got, want, dtype=np.float32):
-    tolerance = 2e-5 if dtype == np.float32 else 4e-3
+    # Float16 rounds biased queries and keys before they meet, and probabilities before they meet values.
+    tolerance = 2e-5 if dtype == np.float32 else 1e-2
     np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
