@@ -4,7 +4,6 @@ mod attention;
 mod inputs;
 mod multi_head;
 mod nxrt_attention;
-mod packed_varlen;
 mod settings;
 
 use crate::kernel::KernelFactory;
@@ -21,7 +20,6 @@ pub(crate) fn all() -> Vec<Box<dyn KernelFactory>> {
         Factory::<attention::RenamedAttention>::boxed(),
         Factory::<multi_head::MultiHeadAttention>::boxed(),
         Factory::<nxrt_attention::Attention>::boxed(),
-        Factory::<packed_varlen::PackedVarlenAttention>::boxed(),
     ]
 }
 

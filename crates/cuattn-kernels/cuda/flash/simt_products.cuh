@@ -1,7 +1,7 @@
 // The two products, on tiles in shared memory: what the simt path spends its time on.
 #include "flash/simt_tiles.cuh"
 
-constexpr int SHORT_SUM = 8;  // pieces
+constexpr int SHORT_SUM = 16;  // pieces
 
 // Pieces that q.k looks ahead: a second one would not fit the registers beside 64 scores, except in the plainest variant.
 #if defined(EXACT) && BIAS == BIAS_NONE && !defined(SOFTCAP) && !defined(SCORE_MOD)

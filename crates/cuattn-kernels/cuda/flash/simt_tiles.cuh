@@ -62,6 +62,14 @@ struct KeyRows {
 
   DEVICE bool exists(int r) const { return first + r < end; }
   DEVICE const Scalar* at(int r) const { return tensor + key_offset(p, strides, tile, first + r); }
+  // Column `column` of row r + `step`, given that of row r. Of rows that are not there: any address.
+  DEVICE const Scalar* next(const Scalar* from, int r, int step, int column) const {
+#ifdef PAGED
+    return exists(r + step) ? at(r + step) + column : tensor;
+#else
+    return from + step * strides.row;
+#endif
+  }
 };
 
 // Rows of q, each where its place says. All are there, since rows past the last stand where that does.
@@ -72,6 +80,7 @@ struct QueryRows {
 
   DEVICE bool exists(int) const { return true; }
   DEVICE const Scalar* at(int r) const { return tensor + places[r].head * strides.head + places[r].row * strides.row; }
+  DEVICE const Scalar* next(const Scalar*, int r, int step, int column) const { return at(r + step) + column; }
 };
 
 // A tile being filled with columns [first_column, first_column + COLUMNS) of ROWS rows: zeros where a row is not there, nor a column
@@ -94,10 +103,23 @@ DEVICE void load_tile(const TileCopy<ROWS, COLUMNS, Rows>& copy, bool whole, Swi
   static_assert(THREADS % PIECES == 0, "a thread stays in its column");
   const int thread = computed_here(threadIdx.x), c = thread % PIECES;
 #if ELEMENT == ELEMENT_F32
-  if (whole) {
-    UNROLL_BY(2) for (int r = thread / PIECES; r < ROWS; r += ROWS_AT_ONCE) {
-      const int count = max_of(0, min_of(copy.count(r, c * 4), 4));
-      cp_async_16(shared_address(copy.tile + r * COLUMNS + ((c ^ swizzle(r)) << 2)), copy.from(r, c * 4), count * 4);
+  if (whole && copy.end_column % 4 == 0) {
+    // Swizzles repeat after 8 rows, so a few addresses of shared memory, and distances between them, do for all rows.
+    constexpr int PERIOD = ROWS_AT_ONCE % 8 == 0 ? 1 : ROWS_AT_ONCE % 4 == 0 ? 2 : ROWS_AT_ONCE % 2 == 0 ? 4 : 8;
+    const int row = thread / PIECES;
+    const bool inside = copy.first_column + c * 4 < copy.end_column;
+    const int column = inside ? copy.first_column + c * 4 : 0;
+    float* to[PERIOD];
+    UNROLL for (int j = 0; j < PERIOD; ++j) {
+      const int r = row + j * ROWS_AT_ONCE;
+      to[j] = copy.tile + r * COLUMNS + ((c ^ swizzle(r)) << 2);
+    }
+    const Scalar* from = copy.rows.exists(row) ? copy.rows.at(row) + column : copy.rows.tensor;
+    UNROLL for (int i = 0; i < ceil_div(ROWS, ROWS_AT_ONCE); ++i) {
+      const int r = row + i * ROWS_AT_ONCE;
+      if (ROWS % ROWS_AT_ONCE != 0 && r >= ROWS) break;
+      cp_async_16_or_zeros(shared_address(to[i % PERIOD] + (i - i % PERIOD) * (ROWS_AT_ONCE * COLUMNS)), from, inside && copy.rows.exists(r));
+      if (i + 1 < ceil_div(ROWS, ROWS_AT_ONCE)) from = copy.rows.next(from, r, ROWS_AT_ONCE, column);
     }
   } else {
     UNROLL_BY(2) for (int n = thread; n < ROWS * COLUMNS; n += THREADS) {

@@ -104,13 +104,11 @@ const CANDIDATES: &[TileChoice] = &[
         tiles: &[
             tile([8, 4, 8, 64, 64, 64, 1]),
             tile([4, 4, 8, 32, 64, 64, 2]),
-            tile([8, 4, 4, 64, 64, 64, 2]),
             tile([4, 4, 4, 64, 64, 64, 3]),
             tile([4, 2, 8, 64, 64, 64, 2]),
             tile([4, 2, 8, 64, 64, 64, 3]),
             tile([4, 2, 8, 32, 64, 64, 4]),
             tile([8, 2, 8, 64, 64, 64, 1]),
-            tile([8, 2, 8, 64, 64, 64, 2]),
         ],
     },
     TileChoice {
@@ -130,10 +128,7 @@ const CANDIDATES: &[TileChoice] = &[
             tile([4, 2, 8, 32, 64, 128, 3]),
         ],
     },
-    TileChoice {
-        head_dim: usize::MAX,
-        tiles: &[tile([8, 2, 8, 64, 64, 128, 1]), tile([4, 2, 8, 32, 64, 128, 3]), tile([4, 4, 4, 64, 64, 256, 2])],
-    },
+    TileChoice { head_dim: usize::MAX, tiles: &[tile([8, 2, 8, 64, 64, 128, 1]), tile([4, 2, 8, 32, 64, 128, 3])] },
 ];
 
 /// What is to be computed and on what, as far as the choice of a tile depends on it.
