@@ -44,7 +44,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, help="stop cleanly when this much time is spent")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16"), help="of the prefill table")
     parser.add_argument(
-        "--engine", choices=("auto", "phase2a", "flash", "varlen"), help="ours, instead of each row's own choice"
+        "--engine", choices=("auto", "phase2a", "flash", "varlen", "mma"), help="ours, instead of each row's own choice"
     )
     parser.add_argument("--peers", nargs="*", help="only these peers")
     parser.add_argument("--rounds", type=int, default=3, help="turns that each implementation of a row takes")

@@ -9,7 +9,6 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Context, ensure};
-use cuattn_core::Operands;
 use curt::{DevicePtr, Runtime};
 
 use crate::session::{Launch, Prepared, Session};
@@ -74,15 +73,16 @@ impl Span {
 
 impl OperandSpans {
     fn launch(&self) -> anyhow::Result<Launch> {
-        let operands = Operands {
+        Ok(Launch {
             q: self.q.pointer()?,
             k: self.k.pointer()?,
             v: self.v.pointer()?,
             o: self.o.pointer()?,
             bias: self.bias.optional()?,
-            ..Operands::default()
-        };
-        Ok(Launch { operands, workspace: self.workspace.pointer()? })
+            cu_seqlens_q: self.cu_seqlens_q.pointer()?,
+            cu_seqlens_kv: self.cu_seqlens_kv.pointer()?,
+            workspace: self.workspace.pointer()?,
+        })
     }
 }
 
@@ -350,8 +350,8 @@ mod tests {
     fn an_absent_operand_is_none_and_an_empty_workspace_is_legal() {
         let spans = OperandSpans { q: Span { address: 256, bytes: 8 }, ..OperandSpans::default() };
         let launch = spans.launch().unwrap();
-        assert_eq!((launch.operands.q.address(), launch.operands.q.len()), (256, 8));
-        assert!(launch.operands.bias.is_none());
+        assert_eq!((launch.q.address(), launch.q.len()), (256, 8));
+        assert!(launch.bias.is_none());
         assert!(launch.workspace.is_empty());
     }
 }

@@ -151,7 +151,7 @@ pub enum RowAlignment {
     BottomRight,
 }
 
-/// Names of engines, and `auto`.
+/// Names of engines, `auto`, and `mma`: the flash engine held to the path that every device from sm_80 on has.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "named as in cuattn_core::EngineId")]
@@ -161,6 +161,7 @@ pub enum Engine {
     Phase2a,
     Flash,
     Varlen,
+    Mma,
 }
 
 impl Engine {
@@ -169,7 +170,7 @@ impl Engine {
         match self {
             Self::Auto => None,
             Self::Phase2a => Some(EngineId::Phase2a),
-            Self::Flash => Some(EngineId::Flash),
+            Self::Flash | Self::Mma => Some(EngineId::Flash),
             Self::Varlen => Some(EngineId::Varlen),
         }
     }

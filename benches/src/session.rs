@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use cuattn::Policy;
-use cuattn_core::{Explanation, Operands, Plan, WorkspaceSize};
+use cuattn_core::{
+    Engine as _, Explanation, LaunchError, Operands, Plan, VarlenOperands, VarlenPlan, Work, WorkspaceSize,
+};
+use cuattn_flash::{FlashPath, Path};
 use curt::{DeviceBuffer, DevicePtr, Event, Runtime};
 use serde_json::{Value, json};
 
-use crate::description::Description;
+use crate::description::{self, Description};
 
 /// Launches between two waits while launch overhead is measured: fewer than the driver queues, so that it never blocks
 /// for the device in between.
@@ -25,17 +28,82 @@ pub struct Session {
 
 /// A plan and what is known about it.
 pub struct Prepared {
-    plan: Box<dyn Plan>,
+    plan: AnyPlan,
     took: Duration,
 }
 
-/// Operands of a launch, and its workspace.
+/// A plan of either kind.
+enum AnyPlan {
+    Dense(Box<dyn Plan>),
+    Varlen(Box<dyn VarlenPlan>),
+}
+
+impl AnyPlan {
+    fn explain(&self) -> Explanation {
+        match self {
+            Self::Dense(plan) => plan.explain(),
+            Self::Varlen(plan) => plan.explain(),
+        }
+    }
+
+    fn workspace(&self) -> WorkspaceSize {
+        match self {
+            Self::Dense(plan) => plan.workspace(),
+            Self::Varlen(plan) => plan.workspace(),
+        }
+    }
+
+    fn work(&self) -> Work {
+        match self {
+            Self::Dense(plan) => plan.work(),
+            Self::Varlen(plan) => plan.work(),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Plan::launch`].
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), LaunchError> {
+        match self {
+            // SAFETY: the caller's promises.
+            Self::Dense(plan) => unsafe { plan.launch(&launch.dense(), launch.workspace) },
+            // SAFETY: the caller's promises.
+            Self::Varlen(plan) => unsafe { plan.launch(&launch.varlen(), launch.workspace) },
+        }
+    }
+}
+
+/// Operands of a launch, dense or packed, and its workspace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Launch {
-    /// The operands.
-    pub operands: Operands,
+    /// Queries.
+    pub q: DevicePtr,
+    /// Keys.
+    pub k: DevicePtr,
+    /// Values.
+    pub v: DevicePtr,
+    /// Output.
+    pub o: DevicePtr,
+    /// What is added to the scores of a dense problem.
+    pub bias: Option<DevicePtr>,
+    /// Where the query sequences of a packed problem start.
+    pub cu_seqlens_q: DevicePtr,
+    /// Where its key sequences start.
+    pub cu_seqlens_kv: DevicePtr,
     /// Scratch memory.
     pub workspace: DevicePtr,
+}
+
+impl Launch {
+    fn dense(&self) -> Operands {
+        let Self { q, k, v, o, bias, .. } = *self;
+        Operands { q, k, v, o, bias, ..Operands::default() }
+    }
+
+    fn varlen(&self) -> VarlenOperands {
+        let Self { q, k, v, o, cu_seqlens_q, cu_seqlens_kv, .. } = *self;
+        VarlenOperands { q, k, v, o, cu_seqlens_q, cu_seqlens_kv, ..VarlenOperands::default() }
+    }
 }
 
 impl Session {
@@ -53,7 +121,7 @@ impl Session {
             "compute_capability": device.compute_capability,
             "driver": device.driver_version,
             "probe": curt::probe().to_string(),
-            "kinds": ["dense"],
+            "kinds": ["dense", "varlen"],
         })
     }
 
@@ -68,11 +136,18 @@ impl Session {
                 let problem = dense.problem();
                 let policy = dense.engine.only().map_or(Policy::Auto, Policy::Only);
                 let start = Instant::now();
-                let plan = cuattn::plan(&self.runtime, &problem, policy)?;
-                Ok(Prepared { plan, took: start.elapsed() })
+                let plan = match dense.engine {
+                    description::Engine::Mma => FlashPath(Path::Mma).plan(&self.runtime, &problem)?,
+                    _ => cuattn::plan(&self.runtime, &problem, policy)?,
+                };
+                Ok(Prepared { plan: AnyPlan::Dense(plan), took: start.elapsed() })
             }
-            Description::Varlen(_) => {
-                anyhow::bail!("no engine for packed sequences yet: ask only for the kinds that describe() lists")
+            Description::Varlen(varlen) => {
+                let problem = varlen.problem();
+                let policy = varlen.engine.only().map_or(Policy::Auto, Policy::Only);
+                let start = Instant::now();
+                let plan = cuattn::plan_varlen(&self.runtime, &problem, policy)?;
+                Ok(Prepared { plan: AnyPlan::Varlen(plan), took: start.elapsed() })
             }
         }
     }
@@ -106,7 +181,7 @@ impl Session {
             flush.fill(0)?;
             start.record(&self.runtime)?;
             // SAFETY: the caller vouches for the operands.
-            unsafe { prepared.plan.launch(&launch.operands, launch.workspace)? };
+            unsafe { prepared.plan.launch(launch)? };
             end.record(&self.runtime)?;
         }
         self.runtime.synchronize()?;
@@ -136,7 +211,7 @@ impl Session {
             let start = Instant::now();
             for _ in 0..LAUNCHES_IN_FLIGHT {
                 // SAFETY: the caller vouches for the operands.
-                unsafe { prepared.plan.launch(&launch.operands, launch.workspace)? };
+                unsafe { prepared.plan.launch(launch)? };
             }
             rounds.push(start.elapsed() / LAUNCHES_IN_FLIGHT as u32);
         }
@@ -177,7 +252,7 @@ impl Prepared {
     /// As for [`Plan::launch`].
     pub unsafe fn launch(&self, launch: &Launch) -> anyhow::Result<()> {
         // SAFETY: the caller vouches for the operands.
-        unsafe { self.plan.launch(&launch.operands, launch.workspace)? };
+        unsafe { self.plan.launch(launch)? };
         Ok(())
     }
 }

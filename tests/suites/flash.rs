@@ -15,7 +15,7 @@ use rand::Rng;
 
 use crate::compare::{Tolerance, errors};
 use crate::inputs::Inputs;
-use crate::parity::{Launched, check_inputs, check_space};
+use crate::parity::{Launched, check_inputs, check_space, plan_ahead};
 use crate::space::{Layout, Space};
 use crate::tensors::{Distribution, Guarded};
 use crate::{Context, Suite};
@@ -36,17 +36,19 @@ pub fn suite() -> Suite {
             "shared_tile",
         ])
         .case("plain", |cx| check_space(cx, &Flash, &sixteen_bit(Space::plain()), cx.scaled(60, 6)))
-        .case("the best path, without a bias", |cx| check_space(cx, &Flash, &unbiased(), cx.scaled(1000, 30)))
-        .case("the best path, tiles of every length", |cx| check_space(cx, &Flash, &long(), cx.scaled(200, 4)))
-        .case("mma, everything", |cx| check_space(cx, &MMA, &tensor_cores(), cx.scaled(1000, 30)))
-        .case("mma, biases", |cx| check_space(cx, &MMA, &biased(), cx.scaled(400, 12)))
-        .case("mma, short queries", |cx| check_space(cx, &MMA, &short_queries(), cx.scaled(300, 10)))
-        .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(600, 16)))
-        .case("any head size, layout and alignment", |cx| check_space(cx, &Flash, &odd(), cx.scaled(500, 16)))
+        .case("the best path, without a bias", |cx| check_space(cx, &Flash, &unbiased(), cx.scaled(750, 24)))
+        .case("the best path, tiles of every length", |cx| check_space(cx, &Flash, &long(), cx.scaled(150, 3)))
+        .case("the best path, biases", |cx| check_space(cx, &Flash, &biased(), cx.scaled(300, 10)))
+        .case("mma, everything", |cx| check_space(cx, &MMA, &tensor_cores(), cx.scaled(700, 24)))
+        .case("mma, biases", |cx| check_space(cx, &MMA, &biased(), cx.scaled(250, 8)))
+        .case("mma, short queries", |cx| check_space(cx, &MMA, &short_queries(), cx.scaled(200, 6)))
+        .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(400, 10)))
+        .case("any head size, layout and alignment", |cx| check_space(cx, &Flash, &odd(), cx.scaled(300, 10)))
         .case("agrees with phase2a", agrees_with_phase2a)
         .case("real tensors", real_tensors)
         .case("a visible NaN reaches the rows that see it", visible_nan)
         .case("fifty launches are one", fifty_launches)
+        .case("streams at once", streams_at_once)
         .case("score modifications", score_modifications)
         .case("a score modification that does not compile", broken_score_modification)
         .case("captured and replayed with other lengths", replayed_lengths)
@@ -97,7 +99,7 @@ fn long() -> Space {
 
 fn biased() -> Space {
     Space {
-        head_dims: vec![64, 128],
+        head_dims: vec![64, 64, 128, 128, 40, 96, 192, 256],
         v_head_dim_differs: false,
         biases: vec![
             BiasKind::Additive(DType::F32),
@@ -132,8 +134,10 @@ fn agrees_with_phase2a(cx: &Context<'_>) -> anyhow::Result<()> {
     let space = Space { multiplications: 1 << 28, ..tensor_cores() };
     let space = if cx.reduced() { space.small() } else { space };
     let phase2a = Phase2a::new();
-    for _ in 0..cx.scaled(40, 2) {
-        let problem = space.draw(&mut rng);
+    let problems: Vec<_> = (0..cx.scaled(40, 2)).map(|_| space.draw(&mut rng)).collect();
+    plan_ahead(cx.runtime(), &Flash, &problems);
+    plan_ahead(cx.runtime(), &phase2a, &problems);
+    for problem in problems {
         let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
         let run = |engine: &dyn Engine| -> anyhow::Result<Vec<f64>> {
             let plan = engine.plan(cx.runtime(), &problem)?;
@@ -216,6 +220,48 @@ fn fifty_launches(cx: &Context<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Several streams at once, each with a plan of its own and a graph of it: persistent blocks draw their tiles from counters that must
+/// not be shared.
+fn streams_at_once(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    let shape = Shape { batch: 4, q_heads: 16, kv_heads: 4, q_len: 512, kv_len: 512, head_dim: 64, v_head_dim: 64 };
+    let shape = if cx.reduced() { Shape { batch: 1, q_len: 130, kv_len: 130, ..shape } } else { shape };
+    let mut problem = Problem::bhsd(shape, DType::Bf16);
+    problem.mask = Mask::causal(Alignment::BottomRight);
+    let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+    let plan = Flash.plan(cx.runtime(), &problem)?;
+    let alone = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+    alone.compare(&problem, &reference::attention(&problem, &inputs.host())?)?;
+    let launches = cx.scaled(40, 2);
+    let stream = || -> anyhow::Result<()> {
+        let runtime = Runtime::new(0)?;
+        let plan = Flash.plan(&runtime, &problem)?;
+        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|bytes| Guarded::upload(&runtime, bytes, 0));
+        let (q, k, v) = (q?, k?, v?);
+        let o = Guarded::poisoned(&runtime, problem.extents()?.o, 0)?;
+        let operands = Operands { q: q.ptr(), k: k.ptr(), v: v.ptr(), o: o.ptr(), ..Operands::default() };
+        let graph = runtime.capture(|_| {
+            // SAFETY: every operand lives until the end of this function, which synchronises by reading.
+            unsafe { plan.launch(&operands, DevicePtr::default()) }.map_err(launch_error)
+        })?;
+        for _ in 0..launches {
+            graph.launch()?;
+            // SAFETY: as above.
+            unsafe { plan.launch(&operands, DevicePtr::default())? };
+        }
+        ensure!(o.read()? == alone.o, "a launch beside others differs from one alone");
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let streams: Vec<_> = (0..4).map(|_| scope.spawn(stream)).collect();
+        for stream in streams {
+            stream.join().map_err(|_| anyhow::anyhow!("a stream's thread panicked"))??;
+        }
+        cx.count(1);
+        Ok(())
+    })
+}
+
 /// A score modification as CUDA and as a closure.
 struct Pair {
     name: &'static str,
@@ -250,40 +296,43 @@ fn score_modifications(cx: &Context<'_>) -> anyhow::Result<()> {
     let len = if cx.reduced() { 70 } else { 300 };
     let buffer: Vec<f32> = (0..len).map(|i| (i / 37) as f32 * 0.25).collect();
     let device_buffer = cx.runtime().upload(&buffer)?;
+    let problem = |pair: &Pair, dtype, head_dim, causal| {
+        let shape =
+            Shape { batch: 2, q_heads: 4, kv_heads: 2, q_len: len, kv_len: len, head_dim, v_head_dim: head_dim };
+        let mut problem = Problem::bhsd(shape, dtype);
+        problem.score_mod = Some(ScoreMod { body: Arc::from(pair.body), buffers: 1 });
+        problem.wants_log_sum_exp = true;
+        if causal {
+            problem.mask = Mask::causal(Alignment::TopLeft);
+        }
+        problem
+    };
+    let mut cases = Vec::new();
     for pair in PAIRS {
         for dtype in DType::ALL {
             for (head_dim, causal) in [(64, true), (128, false), (20, true)] {
-                let shape = Shape {
-                    batch: 2,
-                    q_heads: 4,
-                    kv_heads: 2,
-                    q_len: len,
-                    kv_len: len,
-                    head_dim,
-                    v_head_dim: head_dim,
-                };
-                let mut problem = Problem::bhsd(shape, dtype);
-                problem.score_mod = Some(ScoreMod { body: Arc::from(pair.body), buffers: 1 });
-                problem.wants_log_sum_exp = true;
-                if causal {
-                    problem.mask = Mask::causal(Alignment::TopLeft);
-                }
-                let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
-                let host = |score: f64, at: ScoreIndex| (pair.host)(score, at, &buffer);
-                let mut operands = inputs.host();
-                operands.score_mod = Some(&host);
-                let expected = reference::attention(&problem, &operands)?;
-                let plan = Flash.plan(cx.runtime(), &problem)?;
-                let launched = Launched::run_with(cx.runtime(), plan.as_ref(), &inputs, 0, |operands| {
-                    operands.score_mod_buffers[0] = Some(device_buffer.ptr());
-                })?;
-                let worst = launched
-                    .compare(&problem, &expected)
-                    .with_context(|| format!("{} {dtype} d{head_dim}", pair.name))?;
-                cx.record_error_of(dtype, worst.relative_l2, worst.worst_element);
-                cx.count(1);
+                cases.push((pair, problem(pair, dtype, head_dim, causal)));
             }
         }
+    }
+    let problems: Vec<_> = cases.iter().map(|(_, problem)| problem.clone()).collect();
+    plan_ahead(cx.runtime(), &Flash, &problems);
+    for (pair, problem) in cases {
+        let inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+        let host = |score: f64, at: ScoreIndex| (pair.host)(score, at, &buffer);
+        let mut operands = inputs.host();
+        operands.score_mod = Some(&host);
+        let expected = reference::attention(&problem, &operands)?;
+        let plan = Flash.plan(cx.runtime(), &problem)?;
+        let launched = Launched::run_with(cx.runtime(), plan.as_ref(), &inputs, 0, |operands| {
+            operands.score_mod_buffers[0] = Some(device_buffer.ptr());
+        })?;
+        let worst = launched
+            .compare(&problem, &expected)
+            .with_context(|| format!("{} {} d{}", pair.name, problem.dtype, problem.shape.head_dim))?;
+        cx.record_path(&plan.explain().path);
+        cx.record_error_of(problem.dtype, worst.relative_l2, worst.worst_element);
+        cx.count(1);
     }
     Ok(())
 }

@@ -38,9 +38,9 @@ pub fn suite() -> Suite {
             "sequence_rows",
             "shared_tile",
         ])
-        .case("ragged, tensor cores", |cx| check_space(cx, &tensor_cores(), cx.scaled(1300, 30)))
-        .case("ragged, float32", |cx| check_space(cx, &float32(), cx.scaled(600, 16)))
-        .case("ragged, any head size, layout and alignment", |cx| check_space(cx, &odd(), cx.scaled(400, 16)))
+        .case("ragged, tensor cores", |cx| check_space(cx, &tensor_cores(), cx.scaled(1200, 24)))
+        .case("ragged, float32", |cx| check_space(cx, &float32(), cx.scaled(500, 12)))
+        .case("ragged, any head size, layout and alignment", |cx| check_space(cx, &odd(), cx.scaled(300, 12)))
         .case("edges", edges)
         .case("one hundred thousand sequences", hundred_thousand)
         .case("one long sequence among ones", one_long)

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `ai.onnx::Attention` | 23, 24, 25 |
 //! | `com.microsoft::MultiHeadAttention` | 1 |
-//! | `pkg.nxrt::Attention` | 1 |
+//! | `pkg.nxrt::Attention`, `pkg.nxrt::PackedVarlenAttention` | 1 |
 //! | `cuattn::Attention` | 1: `ai.onnx::Attention` 25 by another name |
 //!
 //! ```

@@ -3,7 +3,7 @@
 //! An operator turns attributes and layouts into a [`Recipe`]; a device follows it. So what an operator means is said
 //! once, and the host, which CI has, runs the same recipe as a GPU.
 
-use cuattn::{DType, Problem, Strides};
+use cuattn::{DType, Problem, Strides, VarlenProblem, Work};
 
 use crate::OutputSpec;
 
@@ -109,10 +109,22 @@ pub(crate) struct DenseOperands {
     pub(crate) scores: Option<Place>,
 }
 
+/// The operands of a packed problem.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PackedOperands {
+    pub(crate) q: Place,
+    pub(crate) k: Place,
+    pub(crate) v: Place,
+    pub(crate) o: Place,
+    pub(crate) cu_seqlens_q: Place,
+    pub(crate) cu_seqlens_kv: Place,
+}
+
 /// What is computed after everything has been moved.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Attend {
     Dense(Box<Problem>, DenseOperands),
+    Packed(Box<VarlenProblem>, PackedOperands),
 }
 
 /// What running a node with certain layouts means.
@@ -130,9 +142,11 @@ pub(crate) struct Recipe {
 
 impl Attend {
     /// What it computes and moves.
-    pub(crate) fn work(&self) -> cuattn::Work {
+    pub(crate) fn work(&self) -> Work {
         match self {
             Self::Dense(problem, _) => problem.work(),
+            // Lengths are on the device: counted as if all were equal.
+            Self::Packed(problem, _) => problem.work(None),
         }
     }
 }

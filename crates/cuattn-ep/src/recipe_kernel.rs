@@ -100,15 +100,15 @@ impl<O: Operator> RecipeKernel<O> {
             layouts.iter().map(|layout| layout.as_ref().map(|l| InputInfo::new(l.element, &l.shape))).collect();
         self.operator.check(&infos).map_err(|reason| self.error(reason))?;
         for (index, layout) in layouts.iter().enumerate() {
-            if let Some(layout) = layout.as_ref().filter(|layout| !layout.is_contiguous()) {
-                if !O::STRIDED.contains(&index) {
-                    return Err(self.error(Reason::InputStrides {
-                        input: O::INPUTS[index],
-                        shape: layout.shape.clone(),
-                        strides: layout.strides.clone(),
-                        want: "this input must be contiguous",
-                    }));
-                }
+            if let Some(layout) = layout.as_ref().filter(|layout| !layout.is_contiguous())
+                && !O::STRIDED.contains(&index)
+            {
+                return Err(self.error(Reason::InputStrides {
+                    input: O::INPUTS[index],
+                    shape: layout.shape.clone(),
+                    strides: layout.strides.clone(),
+                    want: "this input must be contiguous",
+                }));
             }
         }
         let recipe = Arc::new(self.operator.lower(layouts).map_err(|reason| self.error(reason))?);

@@ -47,6 +47,16 @@ fn nxrt() -> Node {
     Node::new("pkg.nxrt", "Attention", 1).attribute("num_heads", 4i64)
 }
 
+fn varlen() -> Node {
+    Node::new("pkg.nxrt", "PackedVarlenAttention", 1).attribute("num_heads", 4i64)
+}
+
+/// Two packed sequences of 9 tokens together.
+fn tokens() -> Inputs {
+    let packed = || tensor(F32, &[9, 4, 8]);
+    vec![packed(), packed(), packed(), tensor(I32, &[3]), tensor(I32, &[3])]
+}
+
 fn multi() -> Node {
     Node::new("com.microsoft", "MultiHeadAttention", 1).attribute("num_heads", 4i64)
 }
@@ -458,6 +468,57 @@ fn refused() -> Vec<(Node, Inputs, &'static str)> {
             multi(), with(vec![tensor(F32, &[2, 3, 32]), past(F32, 5), past(F32, 5)], 3, tensor(F32, &[96])),
             "input `bias` is given, which is not supported with keys of [batch, heads, rows, dim]: add it where the keys are made",
         ),
+        // pkg.nxrt::PackedVarlenAttention.
+        (
+            Node::new("pkg.nxrt", "PackedVarlenAttention", 1), tokens(),
+            "attribute `num_heads` is missing: give the number of query heads",
+        ),
+        (
+            varlen().attribute("causal", 1i64), tokens(),
+            "attribute `causal` is not known for this operator and version, so what it asks for cannot be done: remove it, or leave the node to another execution provider",
+        ),
+        (
+            varlen().attribute("softcap", -2.0f32), tokens(),
+            "attribute `softcap` is -2: it must be a positive finite number, or 0 for no cap",
+        ),
+        (
+            varlen().attribute("kv_num_heads", 3i64), tokens(),
+            "attribute `num_heads` is 4: it must be a multiple of kv_num_heads, 3",
+        ),
+        (
+            varlen(), with(tokens(), 0, tensor(F32, &[1, 9, 4, 8])),
+            "input `query` has 4 dimensions, and must have 2, [tokens, heads * dim], or 3, [tokens, heads, dim]",
+        ),
+        (
+            varlen(), with(tokens(), 0, tensor(F32, &[9, 30])),
+            "input `query` has shape [9, 30]: the last dimension is 30, and must be a multiple of `num_heads`, 4",
+        ),
+        (
+            varlen(), with(tokens(), 0, tensor(F32, &[9, 2, 8])),
+            "input `query` has shape [9, 2, 8]: heads is 2, and must be 4, as `num_heads` says",
+        ),
+        (
+            varlen(), with(tokens(), 1, tensor(F32, &[9, 4, 6])),
+            "input `key` has shape [9, 4, 6]: the head size is 6, and must be 8, as in `query`",
+        ),
+        (
+            varlen(), with(tokens(), 2, tensor(F32, &[8, 4, 8])),
+            "input `value` has shape [8, 4, 8]: tokens is 8, and must be 9, as in `key`",
+        ),
+        (varlen(), with(tokens(), 3, tensor(I64, &[3])), "input `cu_seqlens_q` is int64, and must be int32"),
+        (
+            varlen(), with(tokens(), 3, tensor(I32, &[0])),
+            "input `cu_seqlens_q` has shape [0]: length is 0, and must be at least 1: one more than there are sequences",
+        ),
+        (
+            varlen(), with(tokens(), 4, tensor(I32, &[4])),
+            "input `cu_seqlens_kv` has shape [4]: length is 4, and must be 3, as in `cu_seqlens_q`",
+        ),
+        (varlen(), with(tokens(), 4, None), "input `cu_seqlens_kv` is missing: it says where each sequence begins"),
+        (
+            varlen(), with(with(tokens(), 3, tensor(I32, &[1])), 4, tensor(I32, &[1])),
+            "the node is not a legal attention problem; refused:\n  * there are 9 query tokens but no sequence (batch is 0): no token would be written; set batch, or no tokens",
+        ),
         // Types alone are enough, where no shape is known.
         (
             onnx(), vec![unknown_rank(F64), unknown_rank(F64), unknown_rank(F64)],
@@ -502,7 +563,8 @@ fn no_reason_covers_for_another() {
 fn what_is_legal_is_claimed() {
     let registry = Registry::standard();
     let past = |rows| tensor(F32, &[2, 4, rows, 8]);
-    let halves = |element| vec![tensor(element, &[2, 4, 3, 8]), tensor(element, &[2, 2, 5, 8]), tensor(element, &[2, 2, 5, 6])];
+    let halves =
+        |element| vec![tensor(element, &[2, 4, 3, 8]), tensor(element, &[2, 2, 5, 8]), tensor(element, &[2, 2, 5, 6])];
     let claimed: Vec<(Node, Inputs)> = vec![
         (Node::new("", "Attention", 23), qkv()),
         (Node::new("ai.onnx", "Attention", 24), qkv()),
@@ -521,6 +583,8 @@ fn what_is_legal_is_claimed() {
         (heads(onnx()), qkv()),
         (nxrt(), with(qkv(), 3, tensor(F32, &[8, 3, 5]))),
         (nxrt(), with(qkv(), 3, tensor(F32, &[2, 1, 3, 5]))),
+        (varlen(), tokens()),
+        (varlen(), with(tokens(), 2, tensor(F32, &[9, 4 * 6]))),
         (multi(), qkv_3d()),
         (multi(), vec![tensor(F16, &[2, 3, 4, 3, 8])]),
         (multi(), vec![tensor(F32, &[2, 3, 32]), tensor(F32, &[2, 5, 4, 2, 8])]),

@@ -9,7 +9,7 @@
 //!
 //! | path | device | takes |
 //! |---|---|---|
-//! | `sm90` | sm_90 | f16, bf16; head sizes that are multiples of 8 up to 256; no bias; strides that a tensor map can express; queries that fill a tile |
+//! | `sm90` | sm_90 | f16, bf16; head sizes that are multiples of 8 up to 256; strides that a tensor map can express; queries that fill a tile |
 //! | `mma` | sm_80 and up | f16, bf16; head sizes that are multiples of 8 up to 256; strides of multiples of 8; 16-byte aligned pointers |
 //! | `simt` | sm_80 and up | every dtype, head size, stride and alignment; float32 with float32 accuracy |
 //!

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cuattn_core::lowering::element;
-use cuattn_core::{DType, Operands, Problem, Reason, Shape, Strides};
+use cuattn_core::lowering::{bias_kind, element};
+use cuattn_core::{Bias, BiasKind, DType, Operands, Problem, Reason, Shape, Strides};
 use cuattn_kernels::abi::{FlashParams, Sm90Params};
 use cuattn_kernels::flash::sm90::{Demand, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
 use curt::{
@@ -44,11 +44,19 @@ fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90, Vec<Reason>
         uneven: is_uneven(problem),
         multiprocessors: device.multiprocessors as usize,
     };
-    Ok(Sm90 {
+    let variant = Sm90 {
         softcap: problem.softcap.is_some(),
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
         ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)
+    };
+    variant.with_bias(bias_kind(problem)).ok_or_else(|| {
+        let feature = format!("a boolean bias at head size {}", shape.head_dim.max(shape.v_head_dim));
+        vec![Reason::unsupported(
+            feature,
+            Path::Sm90.name(),
+            "its tile does not fit shared memory; the mma path adds it",
+        )]
     })
 }
 
@@ -92,8 +100,9 @@ fn reasons_against(device: &Capabilities, problem: &Problem) -> Vec<Reason> {
     if problem.dtype == DType::F32 {
         refuse("f32 tensors".to_owned(), "tensor cores would round them; the simt path keeps float32 accuracy");
     }
-    if problem.mask.bias.is_some() {
-        refuse("a bias".to_owned(), "the mma path adds it");
+    if problem.mask.bias.is_some_and(|bias| !fits_map(shape, bias)) {
+        let feature = "a bias whose keys are not next to each other, whose rows do not begin at multiples of 16 bytes, or are all one";
+        refuse(feature.to_owned(), "no tensor map can express it; the mma path adds it");
     }
     for (what, dim) in [("head_dim", shape.head_dim), ("v_head_dim", shape.v_head_dim)] {
         if dim % 8 != 0 || dim > MAX_HEAD_DIM {
@@ -141,6 +150,19 @@ fn used_strides(shape: Shape, strides: Strides, is_query: bool) -> Vec<i64> {
         .into_iter()
         .filter_map(|(extent, stride)| (extent > 1).then_some(stride))
         .collect()
+}
+
+/// Whether a tensor map can express the bias, as far as its strides tell.
+fn fits_map(shape: Shape, bias: Bias) -> bool {
+    let size = bias.kind.size() as i64;
+    let legal = |extent: usize, stride: i64| extent <= 1 || (stride * size % 16 == 0 && stride * size < MAX_STRIDE);
+    let rows_differ = shape.q_len <= 1 || bias.row > 0;
+    bias.key == 1
+        && bias.keys > 0
+        && rows_differ
+        && legal(shape.q_len, bias.row)
+        && legal(shape.q_heads, bias.head)
+        && legal(shape.batch, bias.batch)
 }
 
 /// Counters that tiles are drawn from: one for eager launches, which the stream keeps apart, and one for each captured launch,
@@ -207,18 +229,34 @@ impl Sm90Launch<'_> {
         flash: FlashParams,
     ) -> Result<(), Fault> {
         let shape = problem.shape;
-        let map = |memory: DevicePtr, strides: Strides, dims: [usize; 4], rows: u32, promotion: L2Promotion| {
-            tensor_map(self.runtime, problem.dtype, memory, strides, dims, rows, promotion)
-        };
         let [q_dims, o_dims] =
             [shape.head_dim, shape.v_head_dim].map(|dim| [dim, shape.q_len, shape.q_heads, shape.batch]);
         let [k_dims, v_dims] =
             [shape.head_dim, shape.v_head_dim].map(|dim| [dim, shape.kv_len, shape.kv_heads, shape.batch]);
+        let element = if problem.dtype == DType::F16 { TensorMapType::F16 } else { TensorMapType::Bf16 };
+        let map = |memory: DevicePtr, strides: Strides, dims: [usize; 4], rows: u32, promotion: L2Promotion| {
+            Mapped { element, memory, strides, dims, rows, promotion }.encode(self.runtime)
+        };
         let group_rows = GROUP_ROWS as u32;
         let q = map(operands.q, problem.q, q_dims, group_rows, L2Promotion::Bytes128)?;
         let k = map(operands.k, problem.k, k_dims, self.geometry.block_keys, L2Promotion::Bytes256)?;
         let v = map(operands.v, problem.v, v_dims, self.geometry.block_keys, L2Promotion::Bytes256)?;
         let o = map(operands.o, problem.o, o_dims, group_rows, L2Promotion::None)?;
+        let bias = match (problem.mask.bias, operands.bias) {
+            (Some(bias), Some(memory)) => {
+                let element = match bias.kind {
+                    BiasKind::Boolean => TensorMapType::U8,
+                    BiasKind::Additive(DType::F32) => TensorMapType::F32,
+                    BiasKind::Additive(_) => element,
+                };
+                let strides = Strides { batch: bias.batch, head: bias.head, row: bias.row };
+                let dims = [bias.keys.min(shape.kv_len), shape.q_len, shape.q_heads, shape.batch];
+                Mapped { element, memory, strides, dims, rows: group_rows, promotion: L2Promotion::Bytes256 }
+                    .encode(self.runtime)?
+            }
+            // The kernel of a problem without a bias does not look at its map.
+            _ => o,
+        };
         let steps = |stride: i64| i32::from(stride != 0);
         let params = Sm90Params {
             flash,
@@ -228,34 +266,43 @@ impl Sm90Launch<'_> {
             k_batch_step: steps(problem.k.batch),
             v_head_step: steps(problem.v.head),
             v_batch_step: steps(problem.v.batch),
+            bias_head_step: problem.mask.bias.map_or(0, |bias| steps(bias.head)),
+            bias_batch_step: problem.mask.bias.map_or(0, |bias| steps(bias.batch)),
             reserved: 0,
         };
-        let arguments = KernelArgs::new().arg(&q).arg(&k).arg(&v).arg(&o).arg(&params);
-        // SAFETY: the caller vouches for the memory; the kernel takes four maps and one `Sm90Params`.
+        let arguments = KernelArgs::new().arg(&q).arg(&k).arg(&v).arg(&o).arg(&bias).arg(&params);
+        // SAFETY: the caller vouches for the memory; the kernel takes five maps and one `Sm90Params`.
         unsafe { self.runtime.launch(self.function, self.launch, &arguments)? };
         Ok(())
     }
 }
 
-/// The map of a `[batch, head, row, dim]` tensor in boxes of `rows` rows of one panel. A dimension that is broadcast has extent 1.
-fn tensor_map(
-    runtime: &Runtime,
-    dtype: DType,
+/// A `[batch, head, row, dim]` tensor in boxes of `rows` rows of 128 bytes. A dimension that is broadcast has extent 1.
+struct Mapped {
+    element: TensorMapType,
     memory: DevicePtr,
     strides: Strides,
-    [dim, len, heads, batch]: [usize; 4],
+    dims: [usize; 4],
     rows: u32,
     promotion: L2Promotion,
-) -> Result<TensorMap, curt::Error> {
-    let data_type = if dtype == DType::F16 { TensorMapType::F16 } else { TensorMapType::Bf16 };
-    // The stride of a dimension of extent 1 is never used, but must be legal.
-    let legal = |extent: usize, stride: i64| if extent > 1 && stride > 0 { stride as u64 * 2 } else { 16 };
-    let extent = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent as u64 };
-    TensorMap::builder(data_type, memory)
-        .dims(&[dim as u64, len as u64, extent(heads, strides.head), extent(batch, strides.batch)])
-        .strides(&[legal(len, strides.row), legal(heads, strides.head), legal(batch, strides.batch)])
-        .box_dims(&[PANEL as u32, rows, 1, 1])
-        .swizzle(Swizzle::Bytes128)
-        .l2_promotion(promotion)
-        .build(runtime)
 }
+
+impl Mapped {
+    fn encode(&self, runtime: &Runtime) -> Result<TensorMap, curt::Error> {
+        let Self { element, memory, strides, dims: [dim, len, heads, batch], rows, promotion } = *self;
+        let size = element.size() as u64;
+        // The stride of a dimension of extent 1 is never used, but must be legal.
+        let legal = |extent: usize, stride: i64| if extent > 1 && stride > 0 { stride as u64 * size } else { 16 };
+        let extent = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent as u64 };
+        TensorMap::builder(element, memory)
+            .dims(&[dim as u64, len as u64, extent(heads, strides.head), extent(batch, strides.batch)])
+            .strides(&[legal(len, strides.row), legal(heads, strides.head), legal(batch, strides.batch)])
+            .box_dims(&[(PANEL_BYTES / element.size()) as u32, rows, 1, 1])
+            .swizzle(Swizzle::Bytes128)
+            .l2_promotion(promotion)
+            .build(runtime)
+    }
+}
+
+/// Bytes of a row of a panel: what the swizzle spans.
+const PANEL_BYTES: usize = PANEL * 2;

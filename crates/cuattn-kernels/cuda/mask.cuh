@@ -85,7 +85,7 @@ DEVICE const BiasScalar* bias_row(const MaskParams& mask, int batch, int head, i
 
 // Score plus bias. -inf masks; any other sum stays finite, so that a row of huge negatives is still a softmax; NaN stays NaN.
 DEVICE float add_bias(float score, float bias) {
-  const float sum = score + bias;
-  return bias == -INFINITY_F32 ? bias : (sum < LOWEST_F32 ? LOWEST_F32 : sum);
+  const float sum = max_or_nan(score + bias, LOWEST_F32);
+  return bias == -INFINITY_F32 ? bias : sum;
 }
 #endif

@@ -144,6 +144,10 @@ pub struct Sm90Params {
     pub v_head_step: i32,
     /// 0 where the map of V has one sequence for all, else 1.
     pub v_batch_step: i32,
+    /// 0 where the map of the bias has one head for all, else 1.
+    pub bias_head_step: i32,
+    /// 0 where the map of the bias has one sequence for all, else 1.
+    pub bias_batch_step: i32,
     /// Padding.
     pub reserved: i32,
 }

@@ -15,6 +15,14 @@ impl Element {
     /// Every element type.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
 
+    /// Bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
     /// `f32`, `f16` or `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,4 +45,16 @@ pub enum BiasKind {
     F32 = 2,
     /// One byte, 0 masks.
     Boolean = 3,
+}
+
+impl BiasKind {
+    /// Bytes of an element, in a problem of type `element`; 0 where there is no bias.
+    pub const fn size(self, element: Element) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Element => element.size(),
+            Self::F32 => 4,
+            Self::Boolean => 1,
+        }
+    }
 }

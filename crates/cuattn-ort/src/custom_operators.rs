@@ -10,6 +10,7 @@ use cuattn_ep::{KernelFactory, Registry};
 
 use crate::abi::{
     API_VERSION, OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtKernelContext, OrtKernelInfo, OrtShapeInferContext, Status,
+    attr_type,
 };
 use crate::api::tables;
 use crate::ep::NAME;
@@ -41,6 +42,7 @@ struct CustomOperator {
 pub(crate) struct CustomOperators {
     domains: Vec<*mut OrtCustomOpDomain>,
     /// ONNX Runtime keeps their addresses.
+    #[expect(clippy::vec_box, reason = "their addresses must not change when the list grows")]
     _operators: Vec<Box<CustomOperator>>,
 }
 
@@ -229,12 +231,31 @@ unsafe extern "C" fn infer(operator: *const OrtCustomOp, context: *mut OrtShapeI
             if let Some(last) = dims.last_mut() {
                 *last = UNKNOWN;
             }
-            for output in 0..CustomOperator::get(operator).outputs {
+            // A node may have fewer outputs than its operator, and to set one that is not there is not checked. Only the
+            // node's attribute says how many there are.
+            for output in 0..output_count_of(context).min(CustomOperator::get(operator).outputs) {
                 set_output(context, output, element, if output == 0 { &dims } else { &[UNKNOWN; 4] })?;
             }
         }
         Ok(())
     })
+}
+
+/// How many outputs the node has, as its attribute says; 1 without it.
+///
+/// # Safety
+///
+/// `context` is live.
+unsafe fn output_count_of(context: *const OrtShapeInferContext) -> usize {
+    let Ok(api) = tables() else { return 1 };
+    let (mut attribute, mut count, mut written) = (std::ptr::null(), 1i64, 0);
+    // SAFETY: as the caller promises; the name is a C string, and the buffer is an integer of 8 bytes.
+    let read = unsafe {
+        check(api.ort.ShapeInferContext_GetAttribute(context, c"outputs".as_ptr(), &mut attribute)).and_then(|()| {
+            check(api.ort.ReadOpAttr(attribute, attr_type::INT, (&raw mut count).cast(), 8, &mut written))
+        })
+    };
+    if read.is_err() { 1 } else { usize::try_from(count).unwrap_or(1) }
 }
 
 /// An extent that is not known.

@@ -94,11 +94,10 @@ impl Ep {
             {
                 continue;
             }
-            let device = self.session.accelerator.base()?;
             let mut definition = std::ptr::null();
             // SAFETY: as above.
             unsafe { check(api.ep.EpGraphSupportInfo_LookUpKernel(info, ort_node, &mut definition))? };
-            match registry.claim(&device, &node, &inputs) {
+            match registry.claim(self.session.planner(), &node, &inputs) {
                 Ok(()) if definition.is_null() => {
                     self.report(&format!("{node} is not claimed: ONNX Runtime found no kernel for its types"));
                 }

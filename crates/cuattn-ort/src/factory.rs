@@ -165,6 +165,7 @@ impl Registration {
 pub(crate) struct Kernels {
     registry: *mut OrtKernelRegistry,
     /// Kernels are made with the addresses of these.
+    #[expect(clippy::vec_box, reason = "their addresses must not change when the list grows")]
     _registrations: Vec<Box<Registration>>,
     _accelerators: Box<Accelerators>,
 }
@@ -435,9 +436,7 @@ unsafe extern "C" fn create_ep(
                      the one whose ep_metadata has cuda_device_id {wanted}, or leave the option away"
                 )));
             }
-            let session = Session::new(Arc::clone(this.accelerator(ordinal)?), options);
-            // A device that does not work is to be seen now, and not when the first node runs.
-            session.accelerator.base()?;
+            let session = Session::new(Arc::clone(this.accelerator(ordinal)?), options)?;
             out.write(Ep::into_raw(session, Arc::clone(&this.kernels)));
         }
         Ok(())
@@ -540,4 +539,39 @@ unsafe extern "C" fn custom_domains(
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use cuattn_ep::cuattn::curt::{DeviceReport, Finding};
+
+    use super::*;
+
+    fn report(capabilities: &[(u32, u32)]) -> ProbeReport {
+        let found = || Finding::Found { path: "lib".into(), version: (13, 0) };
+        let devices = capabilities
+            .iter()
+            .enumerate()
+            .map(|(ordinal, &compute_capability)| DeviceReport {
+                ordinal,
+                name: format!("GPU {ordinal}"),
+                compute_capability,
+                memory_bytes: 1 << 30,
+            })
+            .collect();
+        ProbeReport { driver: found(), devices, nvrtc: found(), cublaslt: found() }
+    }
+
+    #[test]
+    fn devices_that_are_too_old_are_left_out() {
+        assert_eq!(usable(&report(&[(7, 5), (9, 0), (8, 0)])).unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn a_machine_without_a_device_that_can_be_used_is_an_error_that_says_why() {
+        let error = usable(&report(&[(7, 5)])).unwrap_err().to_string();
+        assert!(error.contains("device 0, GPU 0, has compute capability 7.5, and 8.0 or newer is needed"), "{error}");
+        assert!(error.contains(HOST_VARIABLE), "{error}");
+        assert!(usable(&report(&[])).is_err());
+    }
 }

@@ -14,13 +14,26 @@ use crate::options::Options;
 pub(crate) struct Session {
     pub(crate) accelerator: Arc<Accelerator>,
     pub(crate) options: Options,
+    /// The device's own stream with the session's engines: for claims, and where there is no other stream.
+    planner: Device,
     /// Streams of another provider, by handle.
     foreign: Mutex<HashMap<usize, Device>>,
 }
 
 impl Session {
-    pub(crate) fn new(accelerator: Arc<Accelerator>, options: Options) -> Arc<Self> {
-        Arc::new(Self { accelerator, options, foreign: Mutex::default() })
+    /// A device that does not work is an error here, and not when the first node runs.
+    pub(crate) fn new(accelerator: Arc<Accelerator>, options: Options) -> Result<Arc<Self>> {
+        let base = accelerator.base()?;
+        let planner = match base.runtime() {
+            Some(runtime) => Device::gpu(runtime.clone(), options.policy),
+            None => base,
+        };
+        Ok(Arc::new(Self { accelerator, options, planner, foreign: Mutex::default() }))
+    }
+
+    /// The device that claims are made for.
+    pub(crate) const fn planner(&self) -> &Device {
+        &self.planner
     }
 
     /// The device to run on, and whether ONNX Runtime knows its stream.
@@ -30,7 +43,7 @@ impl Session {
     /// `handle` is null, or a live stream that outlives the session.
     pub(crate) unsafe fn device(&self, handle: *mut c_void) -> Result<(Device, bool)> {
         if handle.is_null() {
-            return Ok((self.accelerator.base()?, false));
+            return Ok((self.planner.clone(), false));
         }
         if let Some(device) = self.accelerator.stream(handle) {
             return Ok((device, true));

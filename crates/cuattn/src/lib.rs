@@ -61,24 +61,30 @@
 //! | [`curt`] | the CUDA runtime beneath: discovery, compile cache, memory, launches, graphs |
 //! | [`cuattn_core`] | the problem and the contract: what every engine computes, to the last NaN |
 //! | [`cuattn_flash`] | the engine without a score tensor |
+//! | [`cuattn_varlen`] | the same kernels over packed sequences, whose lengths are read on the device |
 //! | [`cuattn_phase2a`] | the engine of two matrix products, which can hand out its scores |
 //!
-//! Everything of the contract that one needs to call [`plan`] is re-exported here.
+//! Everything of the contract that one needs to call [`plan`] or, for packed sequences, [`plan_varlen`] is re-exported here.
 
 mod choice;
 mod engines;
 mod error;
 mod plan;
+mod varlen;
 
 pub use cuattn_core::{
     Alignment, Bias, BiasKind, BroadcastRule, DType, Engine, EngineId, Explanation, Extents, IndexType, KeyLengths,
-    LaunchError, MAX_SCORE_MOD_BUFFERS, Mask, Operand, Operands, Paging, Plan, PlanError, Problem, Reason, Refusal,
-    ScoreMod, ScoreStage, ScoresOutput, Shape, Strides, Window, Work, WorkspaceSize, reference,
+    LaunchError, MAX_SCORE_MOD_BUFFERS, Mask, OffsetFaults, Operand, Operands, Paging, Plan, PlanError, Problem,
+    Reason, Refusal, ScoreMod, ScoreStage, ScoresOutput, SequenceLengths, Shape, Strides, TokenStrides, VarlenEngine,
+    VarlenExtents, VarlenOperands, VarlenPaging, VarlenPlan, VarlenProblem, VarlenShape, Window, Work, WorkspaceSize,
+    reference,
 };
 pub use cuattn_flash::Flash;
 pub use cuattn_phase2a::Phase2a;
+pub use cuattn_varlen::Varlen;
 pub use curt;
 
 pub use self::engines::engines;
 pub use self::error::Error;
 pub use self::plan::{Policy, consider, plan};
+pub use self::varlen::{consider_varlen, plan_varlen};

@@ -1,7 +1,7 @@
 //! Recipes on a GPU: rows are gathered by small kernels, and attention is a plan.
 
 use cuattn::curt::{Capabilities, DevicePtr, Function, KernelArgs, Launch, ModuleSource, Runtime};
-use cuattn::{DType, LaunchError, Operands, Plan, Policy, WorkspaceSize};
+use cuattn::{DType, Operands, Plan, Policy, VarlenOperands, VarlenPlan, WorkspaceSize};
 use cuattn_kernels::abi::Strides as KernelStrides;
 use cuattn_kernels::ep::{
     self, FillParams, GatherParams, GatherTensor, MOST_TENSORS, PackBiasParams, PaddingForm, THREADS, TILE_ROWS,
@@ -21,12 +21,14 @@ pub(crate) struct Gpu {
 }
 
 pub(super) fn consider(device: &Capabilities, policy: Policy, recipe: &Recipe) -> Result<(), Reason> {
-    match &recipe.attend {
-        Attend::Dense(problem, _) => match cuattn::consider(device, problem, policy) {
-            Ok(_) => Ok(()),
-            Err(cuattn::Error::Illegal(refusal)) => Err(Reason::Problem(refusal)),
-            Err(other) => Err(Reason::Engine(other.to_string())),
-        },
+    let considered = match &recipe.attend {
+        Attend::Dense(problem, _) => cuattn::consider(device, problem, policy),
+        Attend::Packed(problem, _) => cuattn::consider_varlen(device, problem, policy),
+    };
+    match considered {
+        Ok(_) => Ok(()),
+        Err(cuattn::Error::Illegal(refusal)) => Err(Reason::Problem(refusal)),
+        Err(other) => Err(Reason::Engine(other.to_string())),
     }
 }
 
@@ -41,6 +43,7 @@ pub(super) struct GpuPlan {
 
 enum Attending {
     Dense(Box<dyn Plan>),
+    Packed(Box<dyn VarlenPlan>),
 }
 
 impl GpuPlan {
@@ -54,7 +57,7 @@ impl GpuPlan {
             Ok(module.function(source.entry())?)
         };
         let fill = recipe.fill.map(|_| load(ep::fill())).transpose()?;
-        let gather = match gather_launch(&recipe.gathers) {
+        let gather = match gather_launch(&recipe.gathers)? {
             Some((dtype, launch)) => Some((load(ep::gather_rows(element(dtype)?))?, launch)),
             None => None,
         };
@@ -69,6 +72,7 @@ impl GpuPlan {
         };
         let attend = match &recipe.attend {
             Attend::Dense(problem, _) => Attending::Dense(cuattn::plan(runtime, problem, gpu.policy)?),
+            Attend::Packed(problem, _) => Attending::Packed(cuattn::plan_varlen(runtime, problem, gpu.policy)?),
         };
         Ok(Self { runtime: runtime.clone(), fill, gather, pack, attend })
     }
@@ -76,6 +80,7 @@ impl GpuPlan {
     pub(super) fn workspace(&self) -> WorkspaceSize {
         match &self.attend {
             Attending::Dense(plan) => plan.workspace(),
+            Attending::Packed(plan) => plan.workspace(),
         }
     }
 
@@ -142,7 +147,23 @@ impl GpuPlan {
                     ..Operands::default()
                 };
                 // SAFETY: as the caller promises.
-                unsafe { plan.launch(&operands, workspace) }.map_err(|error: LaunchError| error.into())
+                unsafe { plan.launch(&operands, workspace) }.map_err(Fault::from)
+            }
+            (Attending::Packed(plan), Attend::Packed(_, places)) => {
+                let operands = VarlenOperands {
+                    q: memories.resolve(places.q)?,
+                    k: memories.resolve(places.k)?,
+                    v: memories.resolve(places.v)?,
+                    o: memories.resolve(places.o)?,
+                    cu_seqlens_q: memories.resolve(places.cu_seqlens_q)?,
+                    cu_seqlens_kv: memories.resolve(places.cu_seqlens_kv)?,
+                    ..VarlenOperands::default()
+                };
+                // SAFETY: as the caller promises.
+                unsafe { plan.launch(&operands, workspace) }.map_err(Fault::from)
+            }
+            (Attending::Dense(_), Attend::Packed(..)) | (Attending::Packed(_), Attend::Dense(..)) => {
+                Err(Fault::Refused(Reason::Engine("a plan of another recipe".to_owned())))
             }
         }
     }
@@ -166,10 +187,22 @@ const fn padding_form(form: KeyPadding) -> PaddingForm {
 }
 
 /// One launch for all gathers, as there are at most three; none where they move nothing.
-fn gather_launch(gathers: &[Gather]) -> Option<(DType, Launch)> {
-    let blocks = gathers.iter().map(|gather| gather.batch * gather.heads * gather.rows().div_ceil(TILE_ROWS)).max()?;
-    let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks > 0)?;
-    Some((gathers.first()?.dtype, Launch::new([blocks, gathers.len() as u32, 1], [THREADS, 1, 1])))
+fn gather_launch(gathers: &[Gather]) -> Result<Option<(DType, Launch)>, Fault> {
+    let Some(first) = gathers.first() else { return Ok(None) };
+    // The kernel counts rows, heads and blocks in 31 bits.
+    let fits = |count: usize| i32::try_from(count).is_ok();
+    let mut most = 0;
+    for gather in gathers {
+        let blocks = (gather.batch * gather.heads).saturating_mul(gather.rows().div_ceil(TILE_ROWS));
+        if !fits(gather.rows()) || !fits(gather.dim) || !fits(blocks) {
+            let (batch, heads, rows, dim) = (gather.batch, gather.heads, gather.rows(), gather.dim);
+            let text = format!("a cache of [{batch}, {heads}, {rows}, {dim}] has more rows than a launch can move");
+            return Err(Fault::Refused(Reason::Engine(text)));
+        }
+        most = most.max(blocks);
+    }
+    let launch = Launch::new([most as u32, gathers.len() as u32, 1], [THREADS, 1, 1]);
+    Ok((most > 0).then_some((first.dtype, launch)))
 }
 
 fn gather_params(gathers: &[Gather], memories: &Memories<'_>) -> Result<GatherParams, Fault> {
@@ -213,4 +246,53 @@ fn is_wide(gather: &Gather, addresses: [u64; 3], strides: [KernelStrides; 3]) ->
 
 fn kernel_strides(strides: cuattn::Strides) -> KernelStrides {
     KernelStrides { batch: strides.batch, head: strides.head, row: strides.row }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuattn::Strides;
+
+    use super::*;
+    use crate::recipe::Place;
+
+    fn gather(heads: usize, past_rows: usize, new_rows: usize) -> Gather {
+        let strides = Strides::bhsd(heads, past_rows + new_rows, 8);
+        Gather {
+            dtype: DType::F16,
+            batch: 2,
+            heads,
+            dim: 8,
+            past_rows,
+            new_rows,
+            past: None,
+            new: (Place::input(0), strides),
+            add: None,
+            to: (Place::output(0), strides),
+        }
+    }
+
+    #[test]
+    fn a_launch_has_blocks_for_the_longest_tensor_of_all() {
+        let (_, launch) = gather_launch(&[gather(3, 64, 1), gather(3, 10, 1)]).unwrap().unwrap();
+        assert_eq!((launch.grid, launch.block), ([2 * 3 * 2, 2, 1], [THREADS, 1, 1]));
+        assert!(gather_launch(&[]).unwrap().is_none());
+        assert!(gather_launch(&[gather(3, 0, 0)]).unwrap().is_none());
+    }
+
+    #[test]
+    fn more_rows_than_a_launch_can_move_are_refused() {
+        let error = gather_launch(&[gather(1, 1 << 31, 1)]).unwrap_err();
+        insta::assert_snapshot!(error, @"a cache of [2, 1, 2147483649, 8] has more rows than a launch can move");
+    }
+
+    #[test]
+    fn pieces_of_16_bytes_need_every_row_to_begin_at_one() {
+        let of = |strides: Strides| kernel_strides(strides);
+        let even = Strides { batch: 64, head: 32, row: 8 };
+        let odd = Strides { row: 12, ..even };
+        let gather = gather(1, 1, 1);
+        assert!(is_wide(&gather, [16, 32, 64], [of(even); 3]));
+        assert!(!is_wide(&gather, [16, 40, 64], [of(even); 3]));
+        assert!(!is_wide(&gather, [16, 32, 64], [of(even), of(odd), of(even)]));
+    }
 }

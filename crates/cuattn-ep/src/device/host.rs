@@ -1,13 +1,13 @@
 //! Recipes on the host, with the float64 reference.
 
 use cuattn::curt::DevicePtr;
-use cuattn::reference::{self, HostOperands, decode, encode};
-use cuattn::{DType, Problem, Strides};
+use cuattn::reference::{self, HostOperands, VarlenHostOperands, decode, encode};
+use cuattn::{DType, Problem, Strides, VarlenProblem};
 
 use super::Memories;
 use crate::Reason;
 use crate::error::Fault;
-use crate::recipe::{Attend, DenseOperands, Fill, Gather, KeyPadding, PackBias, Recipe};
+use crate::recipe::{Attend, DenseOperands, Fill, Gather, KeyPadding, PackBias, PackedOperands, Recipe};
 
 /// # Safety
 ///
@@ -28,6 +28,8 @@ pub(super) unsafe fn run(recipe: &Recipe, memories: &Memories<'_>) -> Result<(),
     match &recipe.attend {
         // SAFETY: as the caller promises.
         Attend::Dense(problem, operands) => unsafe { run_dense(problem, operands, memories) },
+        // SAFETY: as the caller promises.
+        Attend::Packed(problem, operands) => unsafe { run_packed(problem, operands, memories) },
     }
 }
 
@@ -177,6 +179,27 @@ unsafe fn run_dense(problem: &Problem, operands: &DenseOperands, memories: &Memo
         target[..encoded.len()].copy_from_slice(&encoded);
     }
     Ok(())
+}
+
+unsafe fn run_packed(problem: &VarlenProblem, operands: &PackedOperands, memories: &Memories<'_>) -> Result<(), Fault> {
+    if problem.shape.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: inputs are only read.
+    let read = |place| memories.resolve(place).map(|memory| unsafe { bytes(memory) });
+    let given = VarlenHostOperands {
+        q: read(operands.q)?,
+        k: read(operands.k)?,
+        v: read(operands.v)?,
+        cu_seqlens_q: read(operands.cu_seqlens_q)?,
+        cu_seqlens_kv: read(operands.cu_seqlens_kv)?,
+        ..VarlenHostOperands::default()
+    };
+    let refused = |refusal| Fault::Refused(Reason::Problem(refusal));
+    let computed = reference::attention_varlen(problem, &given).map_err(refused)?;
+    // SAFETY: the output overlaps nothing.
+    let o = unsafe { bytes_mut(memories.resolve(operands.o)?) };
+    computed.write_o(problem, o).map_err(refused)
 }
 
 const _: () = assert!(DType::F32.size() == 4, "packed biases are words of 4 bytes");

@@ -144,15 +144,15 @@ impl Settings {
             window.left = reach(attributes.int("left_window_size")?, "left_window_size")?;
             window.right = reach(attributes.int("right_window_size")?, "right_window_size")?;
         }
+        if node.domain == RenamedAttention::DOMAIN {
+            // How many outputs the node has, for the inference of their types before there is a kernel.
+            attributes.int("outputs")?;
+        }
         attributes.finish()?;
-        if let (Some(q_heads), Some(kv_heads)) = (q_heads, kv_heads) {
-            if !q_heads.is_multiple_of(kv_heads) {
-                return Err(value(
-                    "q_num_heads",
-                    q_heads,
-                    format!("it must be a multiple of kv_num_heads, {kv_heads}"),
-                ));
-            }
+        if let (Some(q_heads), Some(kv_heads)) = (q_heads, kv_heads)
+            && !q_heads.is_multiple_of(kv_heads)
+        {
+            return Err(value("q_num_heads", q_heads, format!("it must be a multiple of kv_num_heads, {kv_heads}")));
         }
         if let Some(output) = (OUTPUTS.len()..node.outputs.len()).find(|&index| node.uses_output(index)) {
             return Err(Reason::UnsupportedOutput {
@@ -185,10 +185,10 @@ impl Settings {
         }
         let rank = |index| inputs.get(index).and_then(InputInfo::rank);
         for tensor in [K, V] {
-            if let (Some(got), Some(of_q)) = (rank(tensor), rank(Q)) {
-                if got != of_q {
-                    return Err(Reason::InputRank { input: INPUTS[tensor], got, want: "as many as `Q` has" });
-                }
+            if let (Some(got), Some(of_q)) = (rank(tensor), rank(Q))
+                && got != of_q
+            {
+                return Err(Reason::InputRank { input: INPUTS[tensor], got, want: "as many as `Q` has" });
             }
         }
         if rank(Q) == Some(3) {
@@ -232,9 +232,8 @@ impl Settings {
             return tensor.bsh(heads.unwrap_or(1), attribute);
         }
         let rows = tensor.bhsd()?;
-        match heads {
-            Some(heads) => tensor.must_be("heads", rows.heads, heads, &format!("as `{attribute}` says"))?,
-            None => {}
+        if let Some(heads) = heads {
+            tensor.must_be("heads", rows.heads, heads, &format!("as `{attribute}` says"))?
         }
         Ok(rows)
     }

@@ -138,8 +138,7 @@ impl Named<'_> {
     /// `[batch, heads, rows, dim]`.
     pub(super) fn bhsd(&self) -> Result<Rows, Reason> {
         self.check_strides()?;
-        let (&[batch, heads, rows, dim], &[to_batch, to_head, to_row, _]) =
-            (&self.shape()[..], &self.layout.strides[..])
+        let (&[batch, heads, rows, dim], &[to_batch, to_head, to_row, _]) = (self.shape(), &self.layout.strides[..])
         else {
             return Err(Reason::InputRank { input: self.name, got: self.shape().len(), want: "4" });
         };
@@ -149,7 +148,7 @@ impl Named<'_> {
     /// `[batch, rows, heads * dim]`, whose heads lie side by side.
     pub(super) fn bsh(&self, heads: usize, attribute: &'static str) -> Result<Rows, Reason> {
         self.check_strides()?;
-        let (&[batch, rows, hidden], &[to_batch, to_row, _]) = (&self.shape()[..], &self.layout.strides[..]) else {
+        let (&[batch, rows, hidden], &[to_batch, to_row, _]) = (self.shape(), &self.layout.strides[..]) else {
             return Err(Reason::InputRank { input: self.name, got: self.shape().len(), want: "3" });
         };
         if !hidden.is_multiple_of(heads) {

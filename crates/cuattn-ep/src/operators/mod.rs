@@ -4,6 +4,7 @@ mod attention;
 mod inputs;
 mod multi_head;
 mod nxrt_attention;
+mod packed_varlen;
 mod settings;
 
 use crate::kernel::KernelFactory;
@@ -20,6 +21,7 @@ pub(crate) fn all() -> Vec<Box<dyn KernelFactory>> {
         Factory::<attention::RenamedAttention>::boxed(),
         Factory::<multi_head::MultiHeadAttention>::boxed(),
         Factory::<nxrt_attention::Attention>::boxed(),
+        Factory::<packed_varlen::PackedVarlenAttention>::boxed(),
     ]
 }
 

@@ -8,7 +8,20 @@
 #include "score.cuh"
 
 struct BiasTile {
-#if BIAS != BIAS_NONE && defined(BIAS_STAGED)
+#if BIAS != BIAS_NONE && defined(BIAS_BY_COPY_ENGINE)
+  // On Hopper the copy engine brings the rows of a warpgroup, in panels of 128 bytes a row with the 128-byte swizzle.
+  static constexpr int SIZE = sizeof(BiasScalar);
+  static constexpr int PANEL_BYTES = 64 * 128;
+  static constexpr int PANEL_KEYS = 128 / SIZE;
+  static constexpr int PANELS = BLOCK_KEYS / PANEL_KEYS;
+  static_assert(BLOCK_KEYS % PANEL_KEYS == 0, "a block of keys is made of whole panels");
+
+  static DEVICE u32 address(u32 tile_address, int r, int n) {
+    const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5 & 3) * 16 + (lane >> 2) + r * 8;
+    const int byte = (n * 8 + (lane & 3) * 2) * SIZE;
+    return tile_address + byte / 128 * PANEL_BYTES + row * 128 + ((byte % 128 / 16 ^ (row & 7)) << 4) + byte % 16;
+  }
+#elif BIAS != BIAS_NONE && defined(BIAS_STAGED)
   static constexpr int SIZE = sizeof(BiasScalar);
   // Padded so that the eight rows that a warp reads at once fall into different banks.
   static constexpr int PITCH = BLOCK_KEYS * SIZE + (SIZE == 4 ? 32 : 16);
@@ -33,30 +46,37 @@ struct BiasTile {
     cp_async_commit();  // a group of its own: the main loop waits for committed groups only
   }
 
-  // The biases of keys lane_key(.., n) + {0, 1} of the lane's row r.
-  static DEVICE void read(float (&bias)[2], u32 tile_address, int r, int n) {
+  static DEVICE u32 address(u32 tile_address, int r, int n) {
     const int row = ((threadIdx.x & 31) >> 2) + r * 8;
-    const u32 address = tile_address + row * PITCH + (n * 8 + (threadIdx.x & 3) * 2) * SIZE;
-#if BIAS == BIAS_F32
-    bias[0] = load_shared_f32(address);
-    bias[1] = load_shared_f32(address + 4);
-#elif BIAS == BIAS_ELEMENT
-    const u32 both = load_shared_u32(address);
-    bias[0] = bias_value((u16)both);
-    bias[1] = bias_value((u16)(both >> 16));
-#else
-    const u16 both = load_shared_u16(address);
-    bias[0] = bias_value((u8)both);
-    bias[1] = bias_value((u8)(both >> 8));
-#endif
+    return tile_address + row * PITCH + (n * 8 + (threadIdx.x & 3) * 2) * SIZE;
   }
 #else
   static constexpr int WARP_BYTES = 0;
   static DEVICE void load(u32, const FlashParams&, const Tile&, int) {}
 #endif
+
+#if BIAS != BIAS_NONE && (defined(BIAS_STAGED) || defined(BIAS_BY_COPY_ENGINE))
+  // The biases of keys lane_key(.., n) + {0, 1} of the lane's row r.
+  static DEVICE void read(float (&bias)[2], u32 tile_address, int r, int n) {
+    const u32 at = address(tile_address, r, n);
+#if BIAS == BIAS_F32
+    bias[0] = load_shared_f32(at);
+    bias[1] = load_shared_f32(at + 4);
+#elif BIAS == BIAS_ELEMENT
+    const u32 both = load_shared_u32(at);
+    bias[0] = bias_value((u16)both);
+    bias[1] = bias_value((u16)(both >> 16));
+#else
+    const u16 both = load_shared_u16(at);
+    bias[0] = bias_value((u8)both);
+    bias[1] = bias_value((u8)(both >> 8));
+#endif
+  }
+#endif
 };
 
 // Scale, softcap, score modification and bias. Without NATURAL the scores stay plain q.k.
+template <int TILES = KEY_TILES>
 DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key,
                           u32 bias_tile) {
 #ifdef NATURAL
@@ -64,15 +84,15 @@ DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& seque
     // Rows and keys of the tile that the sequence does not have: no bias and no user buffer may be read for them.
     const PackedRow at = place.row(p, r);
     const bool inside = at.row < query_len(p, place.tile);
-#if BIAS != BIAS_NONE && !defined(BIAS_STAGED)
+#if BIAS != BIAS_NONE && !defined(BIAS_STAGED) && !defined(BIAS_BY_COPY_ENGINE)
     const BiasScalar* bias_at = bias_row(p.mask, place.tile.batch, at.head, inside ? at.row : 0);
     const int bias_end = inside ? min_of(p.mask.bias_keys, p.mask.kv_len) : 0;
 #endif
-    UNROLL for (int n = 0; n < KEY_TILES; ++n) {
+    UNROLL for (int n = 0; n < TILES; ++n) {
       const int key = lane_key(first_key, n);
 #if BIAS != BIAS_NONE
       float bias[2];
-#ifdef BIAS_STAGED
+#if defined(BIAS_STAGED) || defined(BIAS_BY_COPY_ENGINE)
       BiasTile::read(bias, bias_tile, r, n);
 #else
       UNROLL for (int e = 0; e < 2; ++e) bias[e] = key + e < bias_end ? bias_value(bias_at[(key + e) * p.mask.bias_key]) : 0.f;

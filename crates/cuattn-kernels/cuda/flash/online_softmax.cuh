@@ -7,6 +7,8 @@
 #include "score.cuh"
 
 constexpr float LAZY_RESCALE_LOG2 = 8.f;
+// A maximum below this comes from a bias of huge negatives. Multiplied by log2(e) it may overflow, so it is subtracted first.
+constexpr float HUGE_NEGATIVE = -1e37f;
 constexpr int MAX_CHAINS = KEY_TILES < 4 ? KEY_TILES : ROW_TILES == 1 ? 4 : 2;  // independent maxima, for latency
 
 // What a row is multiplied with at the end, and its natural log-sum-exp.
@@ -77,17 +79,27 @@ struct SoftmaxState {
   // Turns the scores into probabilities relative to the running maximum.
   template <int TILES = KEY_TILES> DEVICE void exponentiate(Scores& s, const ScoreParams& p) {
     const float units = log2_units(p);
+    float base[LANE_ROWS];
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) base[r] = finite_or_zero(maximum[r]);
+#ifdef NATURAL
+    bool huge = false;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) huge |= base[r] < HUGE_NEGATIVE;
+    if (__any_sync(WARP_MASK, huge)) {
+      exponentiate_each<TILES>(s, [&](float x, int r) { return (x - base[r]) * units; });
+      return;
+    }
+#endif
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) base[r] *= units;
+    exponentiate_each<TILES>(s, [&](float x, int r) { return fmaf(x, units, -base[r]); });
+  }
+
+  template <int TILES, typename Exponent> DEVICE void exponentiate_each(Scores& s, Exponent exponent) {
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-      const float base = finite_or_zero(maximum[r]);
       float partial[2] = {0.f, 0.f};
       UNROLL for (int n = 0; n < TILES; ++n)
         UNROLL for (int e = 0; e < 2; ++e) {
           float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
-#ifdef NATURAL
-          x = exp2_approx((x - base) * units);  // subtracted first: finite huge negatives must not overflow
-#else
-          x = exp2_approx(fmaf(x, units, -(base * units)));
-#endif
+          x = exp2_approx(exponent(x, r));
           partial[e] += x;
         }
       sum[r] += partial[0] + partial[1];

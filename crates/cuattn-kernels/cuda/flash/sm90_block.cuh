@@ -37,14 +37,19 @@ constexpr int Q_SLICE_BYTES = GROUP_ROWS * PANEL_ROW * QK_PANELS;
 constexpr int K_PANEL_BYTES = BLOCK_KEYS * PANEL_ROW;
 constexpr int K_BYTES = K_PANEL_BYTES * QK_PANELS, V_BYTES = K_PANEL_BYTES * V_PANELS;
 
-constexpr int BARRIER_BYTES = (8 * (3 * Q_STAGES * Q_SLICES + 4 * KV_STAGES) + 15) / 16 * 16;
+#if BIAS != BIAS_NONE
+constexpr int BIAS_SLICE_BYTES = BiasTile::PANELS * BiasTile::PANEL_BYTES;
+#else
+constexpr int BIAS_SLICE_BYTES = 0;
+#endif
+constexpr int BARRIER_BYTES = (8 * (3 * Q_STAGES * Q_SLICES + 4 * KV_STAGES + 2 * Q_SLICES) + 15) / 16 * 16;
 
 // Addresses in shared memory. Every tile is aligned to the 1024 bytes of the swizzle's pattern.
 struct SharedMap {
-  u32 q, k, v, barriers, partial;
+  u32 q, k, v, bias, barriers, partial;
 
-  DEVICE explicit SharedMap(u32 base) : q(base), k(q + Q_STAGES * Q_SLICES * Q_SLICE_BYTES), v(k + KV_STAGES * K_BYTES), barriers(v + KV_STAGES * V_BYTES),
-                                       partial(barriers + BARRIER_BYTES) {}
+  DEVICE explicit SharedMap(u32 base) : q(base), k(q + Q_STAGES * Q_SLICES * Q_SLICE_BYTES), v(k + KV_STAGES * K_BYTES), bias(v + KV_STAGES * V_BYTES),
+                                       barriers(bias + Q_SLICES * BIAS_SLICE_BYTES), partial(barriers + BARRIER_BYTES) {}
 
   // `partial`: with SPLIT_KEYS, the half of a tile that one warpgroup hands to the other.
 
@@ -58,6 +63,9 @@ struct SharedMap {
   DEVICE u32 v_full(int stage) const { return k_full(stage) + 2 * KV_STAGES * 8; }
   DEVICE u32 v_empty(int stage) const { return k_full(stage) + 3 * KV_STAGES * 8; }
 
+  DEVICE u32 bias_full(int slice) const { return k_full(4 * KV_STAGES) + slice * 8; }
+  DEVICE u32 bias_empty(int slice) const { return bias_full(slice) + Q_SLICES * 8; }
+
   DEVICE void init_barriers() const {
     for (int stage = 0; stage < Q_STAGES; ++stage)
       for (int slice = 0; slice < Q_SLICES; ++slice) {
@@ -69,6 +77,10 @@ struct SharedMap {
 #endif
         mbarrier_init(o_full(stage, slice), 4);
       }
+    for (int slice = 0; slice < Q_SLICES; ++slice) {
+      mbarrier_init(bias_full(slice), 1);
+      mbarrier_init(bias_empty(slice), 4);
+    }
     for (int stage = 0; stage < KV_STAGES; ++stage) {
       mbarrier_init(k_full(stage), 1);
       mbarrier_init(v_full(stage), 1);

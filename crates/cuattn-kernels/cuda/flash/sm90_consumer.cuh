@@ -65,10 +65,17 @@ struct Consumer {
     return due;
   }
 
-  // Masks, and what else a score goes through before the softmax.
-  template <bool MASKED, int TILES = KEY_TILES> DEVICE void finish(Scores& s, const TileRecord& record, int n) const {
+  // Masks, and what else a score goes through before the softmax. `at`: the block's place in the ring.
+  template <bool MASKED, int TILES = KEY_TILES> DEVICE void finish(Scores& s, const TileRecord& record, int n, u32 at) const {
     const LanePlace place = lane_place(record);
-    finish_scores(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS, 0);
+#if BIAS != BIAS_NONE
+    mbarrier_wait(block.shared.bias_full(slice()), parity_of<1>(at));
+#endif
+    finish_scores<TILES>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS, block.shared.bias + slice() * BIAS_SLICE_BYTES);
+#if BIAS != BIAS_NONE
+    __syncwarp();
+    if (is_leader()) mbarrier_arrive(block.shared.bias_empty(slice()));
+#endif
     if (MASKED) mask_scores<TILES>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS);
   }
 
@@ -96,7 +103,7 @@ struct Consumer {
     wgmma_wait<1>();
     pin(flat(s));
     release_k(keys, q_stage, is_final);
-    finish<MASKED>(s, record, n);
+    finish<MASKED>(s, record, n, keys_at);
     const bool due = softmax<false>(s);
     wgmma_wait<0>();
     pin(flat_output());
@@ -120,7 +127,7 @@ struct Consumer {
     wgmma_wait<0>();
     pin(products);
     release_k(keys, q_stage, is_final);
-    finish<MASKED, TILES>(s, record, n);
+    finish<MASKED, TILES>(s, record, n, place_of(n, last));
     softmax<true, TILES>(s);
     round_weights<TILES>(s);
   }

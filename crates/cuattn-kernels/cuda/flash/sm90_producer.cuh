@@ -2,7 +2,7 @@
 #include "flash/sm90_block.cuh"
 
 struct Maps {
-  const TensorMap *q, *k, *v, *o;
+  const TensorMap *q, *k, *v, *o, *bias;
 };
 
 // What every role needs.
@@ -60,6 +60,22 @@ struct Loader {
                {panel * PANEL, n * BLOCK_KEYS, record.tile.kv_head * block.params.v_head_step, record.tile.batch * block.params.v_batch_step});
   }
 
+  // The bias of the block whose K was load number `index`. There is one place for it, free as soon as the block before is scored.
+  DEVICE void load_bias(const TileRecord& record, int n, u32 index) const {
+#if BIAS != BIAS_NONE
+#pragma unroll 1
+    for (int slice = 0; slice < Q_SLICES; ++slice) {
+      const u32 full = block.shared.bias_full(slice);
+      mbarrier_wait(block.shared.bias_empty(slice), parity_of<1>(index) ^ 1);
+      mbarrier_expect(full, BIAS_SLICE_BYTES);
+      UNROLL for (int panel = 0; panel < BiasTile::PANELS; ++panel)
+        tma_load(block.shared.bias + slice * BIAS_SLICE_BYTES + panel * BiasTile::PANEL_BYTES, block.maps.bias, full,
+                 {n * BLOCK_KEYS + panel * BiasTile::PANEL_KEYS, record.tile.first_row + slice * GROUP_ROWS,
+                  record.tile.head * block.params.bias_head_step, record.tile.batch * block.params.bias_batch_step});
+    }
+#endif
+  }
+
   // Writes what tile `number` is into its record, a part at a time.
   DEVICE void find(TileRecord& record, u32 number) const {
     const FlashParams& p = block.params.flash;
@@ -97,6 +113,7 @@ struct Loader {
         load_k(record, n);
         if (Q_STAGES == 1 && n == end_block - 1) publish(record, true);
         if (n < end_block - 1) load_v(record, n + 1, keys_begun - 2);
+        load_bias(record, n, keys_begun - 1);
       }
       if (!value_is_due) number = draw(block.params.counter, tiles - 1);
       number += computed_here(gridDim.x);

@@ -8,7 +8,6 @@
 #define ELEMENT 0
 #include "varlen/find_tile.cuh"
 
-constexpr int WARPS = THREADS / 32;
 constexpr int BUCKETS = 256;
 
 // 0 for the longest.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Architecture, Element, Source, Variant};
+use crate::{Architecture, BiasKind, Element, Source, Variant};
 
 /// The kernel's name.
 pub const ENTRY: &str = "flash_sm90";
@@ -236,6 +236,8 @@ pub struct Sm90 {
     pub v_head_dim: usize,
     /// How a block divides its work.
     pub tile: Tile,
+    /// What the bias is.
+    pub bias: BiasKind,
     /// Whether scores are softcapped.
     pub softcap: bool,
     /// The user's score modification.
@@ -253,7 +255,16 @@ impl Sm90 {
         let mut tile = TILES.iter().find(fits).unwrap_or(&TILES[TILES.len() - 1]).tile;
         // An output wider than the queries does not fit where they lay.
         tile.direct_store |= v_head_dim.div_ceil(PANEL) > head_dim.div_ceil(PANEL);
-        Self { element, head_dim, v_head_dim, tile, softcap: false, score_mod: None, unusual_scale: false }
+        Self {
+            element,
+            head_dim,
+            v_head_dim,
+            tile,
+            bias: BiasKind::None,
+            softcap: false,
+            score_mod: None,
+            unusual_scale: false,
+        }
     }
 
     /// This variant in every tile that tuning measures: first its own. Each comes with and without the options that it may have.
@@ -271,7 +282,7 @@ impl Sm90 {
                 let half_first = half_first && tile.half_first;
                 let tile = Tile { ping_pong, half_first, direct_store, ..tile };
                 let candidate = Self { tile, ..self.clone() };
-                if candidate.shared_bytes() <= MOST_SHARED_BYTES && !all.contains(&candidate) {
+                if candidate.is_legal() && !all.contains(&candidate) {
                     all.push(candidate);
                 }
             }
@@ -279,9 +290,42 @@ impl Sm90 {
         all
     }
 
+    /// Whether the tile fits a block, and its bias the tile: in whole panels, and in one sequence of blocks.
+    fn is_legal(&self) -> bool {
+        let bias_fits = self.bias == BiasKind::None
+            || !self.tile.split_keys && self.tile.block_keys.is_multiple_of(PANEL * 2 / self.bias.size(self.element));
+        self.shared_bytes() <= MOST_SHARED_BYTES && bias_fits
+    }
+
+    /// This variant with a bias, in a tile that leaves shared memory for it: the bias of one block of keys for all rows of the tile.
+    /// `None` where no tile does: a boolean bias at head sizes above 128, whose panels hold 128 keys.
+    pub fn with_bias(mut self, bias: BiasKind) -> Option<Self> {
+        self.bias = bias;
+        if bias == BiasKind::None {
+            return Some(self);
+        }
+        if self.tile.split_keys {
+            // There is one place for the bias, which serves one sequence of blocks.
+            self.tile = tile(2, 128, 2, 2);
+        }
+        let panel_keys = PANEL * 2 / bias.size(self.element);
+        self.tile.block_keys = self.tile.block_keys / panel_keys.max(64) * panel_keys.max(64);
+        while self.tile.block_keys > 0 && self.shared_bytes() > MOST_SHARED_BYTES {
+            if self.tile.q_stages > 1 {
+                self.tile.q_stages -= 1;
+            } else if self.tile.kv_stages > 2 {
+                self.tile.kv_stages -= 1;
+            } else {
+                self.tile.block_keys -= panel_keys.max(64);
+            }
+        }
+        self.tile.half_first &= self.tile.block_keys == 128;
+        (self.tile.block_keys > 0).then_some(self)
+    }
+
     /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k`.
     pub fn is_natural(&self) -> bool {
-        self.softcap || self.score_mod.is_some() || self.unusual_scale
+        self.bias != BiasKind::None || self.softcap || self.score_mod.is_some() || self.unusual_scale
     }
 
     /// The kernel's source. It takes the maps of q, k, v and o and one [`crate::abi::Sm90Params`].
@@ -298,6 +342,7 @@ impl Sm90 {
             .define("KV_STAGES", self.tile.kv_stages)
             .define("CONSUMER_REGISTERS", consumer)
             .define("PRODUCER_REGISTERS", producer)
+            .define("BIAS", self.bias as u32)
             .define_if(self.tile.ping_pong, "PING_PONG")
             .define_if(self.tile.half_first, "HALF_FIRST")
             .define_if(self.tile.split_keys, "SPLIT_KEYS")
@@ -317,9 +362,11 @@ impl Sm90 {
         let row = |dim: usize| dim.div_ceil(PANEL) * PANEL * 2;
         let q = q_stages * self.tile.slices() * GROUP_ROWS * row(self.head_dim);
         let kv = kv_stages * block_keys * (row(self.head_dim) + row(self.v_head_dim));
-        let barriers = (8 * (3 * q_stages * self.tile.slices() + 4 * kv_stages)).next_multiple_of(16);
+        let slices = self.tile.slices();
+        let barriers = (8 * (3 * q_stages * slices + 4 * kv_stages + 2 * slices)).next_multiple_of(16);
+        let bias = slices * GROUP_ROWS * block_keys * self.bias.size(self.element);
         let partial = if self.tile.split_keys { (self.v_head_dim.next_multiple_of(16) / 8 + 1) * 128 * 16 } else { 0 };
-        q + kv + barriers + partial
+        q + kv + bias + barriers + partial
     }
 }
 
@@ -348,6 +395,15 @@ pub fn variants() -> Vec<Variant> {
         push(format!("bf16 d{d} negative scale"), Sm90 { unusual_scale: true, ..plain.clone() }, true);
         let alibi = Some("return score - 0.5f * fabsf((float)(q - k));".to_owned());
         push(format!("bf16 d{d} score mod"), Sm90 { score_mod: alibi, ..plain }, false);
+    }
+    for d in [64, 128, 192, 256] {
+        for (name, bias) in
+            [("bias", BiasKind::Element), ("f32 bias", BiasKind::F32), ("boolean bias", BiasKind::Boolean)]
+        {
+            if let Some(sm90) = Sm90::plain(Element::Bf16, d, d, Demand::PLENTY).with_bias(bias) {
+                push(format!("bf16 d{d} {name}"), sm90, true);
+            }
+        }
     }
     for d in [8, 40, 72, 80, 112, 136, 160, 200] {
         push(format!("f16 d{d}"), Sm90::plain(Element::F16, d, d, Demand::PLENTY), false);
@@ -381,6 +437,15 @@ mod tests {
             for dv in (8..=MAX_HEAD_DIM).step_by(8) {
                 for demand in [Demand::PLENTY, Demand { q_len: 100, heads: 1, ..Demand::PLENTY }] {
                     let sm90 = Sm90::plain(Element::Bf16, d, dv, demand);
+                    for bias in [BiasKind::Element, BiasKind::F32, BiasKind::Boolean] {
+                        let Some(biased) = sm90.clone().with_bias(bias) else {
+                            assert!(bias == BiasKind::Boolean && d.max(dv) > 128, "{d}/{dv} {bias:?}");
+                            continue;
+                        };
+                        let panel = 128 / bias.size(Element::Bf16);
+                        assert!(biased.shared_bytes() <= MOST_SHARED_BYTES, "{d}/{dv} {bias:?}: {:?}", biased.tile);
+                        assert_eq!(biased.tile.block_keys % panel, 0, "{d}/{dv} {bias:?}: {:?}", biased.tile);
+                    }
                     // The records of four tiles are static.
                     assert!(sm90.shared_bytes() + 4 * 48 <= 232_448, "{d}/{dv}: {}", sm90.shared_bytes());
                 }

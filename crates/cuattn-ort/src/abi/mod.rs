@@ -177,6 +177,9 @@ table! {
         268 ShapeInferContext_GetInputTypeShape(
             context: *const OrtShapeInferContext, index: usize, out: *mut *mut OrtTensorTypeAndShapeInfo,
         ) -> Status;
+        269 ShapeInferContext_GetAttribute(
+            context: *const OrtShapeInferContext, name: *const c_char, out: *mut *const OrtOpAttr,
+        ) -> Status;
         270 ShapeInferContext_SetOutputTypeShape(
             context: *const OrtShapeInferContext, index: usize, info: *const OrtTensorTypeAndShapeInfo,
         ) -> Status;

@@ -35,6 +35,13 @@ def renamed(model, back=False):
         for node in graph.node:
             if node.op_type == "Attention" and node.domain in of:
                 node.domain = to
+                if back:
+                    kept = [a for a in node.attribute if a.name != "outputs"]
+                    del node.attribute[:]
+                    node.attribute.extend(kept)
+                else:
+                    # ONNX Runtime does not tell a custom operator how many outputs a node has.
+                    node.attribute.append(onnx.helper.make_attribute("outputs", len(node.output)))
                 count += 1
     if count and not back and not any(entry.domain == DOMAIN for entry in moved.opset_import):
         moved.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))

@@ -44,13 +44,15 @@ def main():
     tests = []
     for name, test in graphs.tests().items():
         started = time.perf_counter()
-        why = ""
+        why, outcome = "", "passed"
         try:
             test()
+        except graphs.NotPossible as reason:
+            why, outcome = str(reason), "not possible"
         except Exception as error:  # noqa: BLE001: a test that fails is a result
-            why = f"{type(error).__name__}: {error}"
+            why, outcome = f"{type(error).__name__}: {error}", "failed"
             traceback.print_exc()
-        tests.append({"name": name, "outcome": "failed" if why else "passed", "why": why[:2000],
+        tests.append({"name": name, "outcome": outcome, "why": why[:2000],
                       "seconds": round(time.perf_counter() - started, 3)})
     report = {
         "commit": arguments.commit,
@@ -66,7 +68,7 @@ def main():
     with open(arguments.out, "w", encoding="utf-8") as out:
         json.dump(report, out, indent=1)
         out.write("\n")
-    failed = [entry["name"] for entry in conformed["cases"] + tests if entry["outcome"] not in ("passed", "not loaded")]
+    failed = [entry["name"] for entry in conformed["cases"] + tests if entry["outcome"] not in ("passed", "not loaded", "not possible")]
     for entry in conformed["cases"] + tests:
         if entry["outcome"] != "passed":
             print(f"{entry['outcome']}: {entry['name']}: {entry['why'][:600]}")
