@@ -86,7 +86,7 @@ pub fn variants() -> Vec<Variant> {
             for &element in elements {
                 let variant = Simt::in_tile(element, dim, dim, tile);
                 let name = format!("simt {} d{dim} {}x{}{of}", element.name(), tile.block_rows(), tile.block_keys);
-                push(name, simt(&variant, keys), sample, false);
+                push(name, simt(&variant, keys), sample, true);
             }
         }
     }
