@@ -3,8 +3,9 @@
 //! ONNX Runtime prefers a custom operator's own kernel to one of the provider's registry, so that is where it comes from:
 //! the same kernel, made and run by the same functions.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cuattn_ep::{KernelFactory, Registry};
 
@@ -12,7 +13,7 @@ use crate::abi::{
     API_VERSION, OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtKernelContext, OrtKernelInfo, OrtShapeInferContext, Status,
     attr_type,
 };
-use crate::api::tables;
+use crate::api::{tables, text};
 use crate::ep::NAME;
 use crate::factory::Registration;
 use crate::failure::{Result, callback, check};
@@ -35,6 +36,8 @@ struct CustomOperator {
     name: CString,
     inputs: usize,
     outputs: usize,
+    /// The rank of inputs whose last extent is that of one head.
+    rank_by_head: usize,
     registration: Registration,
 }
 
@@ -119,7 +122,15 @@ impl CustomOperator {
             ReleaseAliasMap: None,
         };
         let name = CString::new(factory.op_type()).unwrap_or_default();
-        Self { base, name, inputs: factory.inputs().len(), outputs: factory.outputs().len(), registration }
+        let rank_by_head = if factory.op_type() == "PackedVarlenAttention" { 3 } else { 4 };
+        Self {
+            base,
+            name,
+            rank_by_head,
+            inputs: factory.inputs().len(),
+            outputs: factory.outputs().len(),
+            registration,
+        }
     }
 
     /// # Safety
@@ -214,64 +225,135 @@ unsafe extern "C" fn end_version(_: *const OrtCustomOp) -> c_int {
     c_int::MAX
 }
 
-/// Every output is of the type of the first input. The first output has its shape up to the last dimension; all that is
-/// known of the others is their rank.
+/// Every output is of the type of the first input. The first output has its shape, with the value's head size; all that
+/// is said of the others is their rank.
 unsafe extern "C" fn infer(operator: *const OrtCustomOp, context: *mut OrtShapeInferContext) -> Status {
     callback("the shape inference of a custom operator", || {
-        let api = tables()?;
-        let (mut first, mut element, mut rank) = (std::ptr::null_mut(), 0, 0);
-        // SAFETY: ONNX Runtime calls with an operator of ours and a live context, which owns the info of an input; the
-        // array is of the rank that was asked for.
+        // SAFETY: ONNX Runtime calls with an operator of ours and a live context.
         unsafe {
-            check(api.ort.ShapeInferContext_GetInputTypeShape(context, 0, &mut first))?;
-            check(api.ort.GetTensorElementType(first, &mut element))?;
-            check(api.ort.GetDimensionsCount(first, &mut rank))?;
-            let mut dims = vec![UNKNOWN; rank];
-            check(api.ort.GetDimensions(first, dims.as_mut_ptr(), rank))?;
-            if let Some(last) = dims.last_mut() {
-                *last = UNKNOWN;
+            let operator = CustomOperator::get(operator);
+            let (element, mut shape) = input_shape(context, QUERY)?;
+            let rank = shape.len();
+            if let Some(last) = shape.last_mut() {
+                *last = match input_shape(context, VALUE)?.1.pop() {
+                    Some(Extent::Known(value)) => operator.last_extent(context, rank, value),
+                    _ => Extent::Unknown,
+                };
             }
             // A node may have fewer outputs than its operator, and to set one that is not there is not checked. Only the
             // node's attribute says how many there are.
-            for output in 0..output_count_of(context).min(CustomOperator::get(operator).outputs) {
-                set_output(context, output, element, if output == 0 { &dims } else { &[UNKNOWN; 4] })?;
+            let count = attribute(context, c"outputs").unwrap_or(1);
+            for output in 0..usize::try_from(count).unwrap_or(1).min(operator.outputs) {
+                let unknown = [const { Extent::Unknown }; 4];
+                set_output(context, output, element, if output == 0 { &shape } else { &unknown })?;
             }
         }
         Ok(())
     })
 }
 
-/// How many outputs the node has, as its attribute says; 1 without it.
-///
-/// # Safety
-///
-/// `context` is live.
-unsafe fn output_count_of(context: *const OrtShapeInferContext) -> usize {
-    let Ok(api) = tables() else { return 1 };
-    let (mut attribute, mut count, mut written) = (std::ptr::null(), 1i64, 0);
-    // SAFETY: as the caller promises; the name is a C string, and the buffer is an integer of 8 bytes.
-    let read = unsafe {
-        check(api.ort.ShapeInferContext_GetAttribute(context, c"outputs".as_ptr(), &mut attribute)).and_then(|()| {
-            check(api.ort.ReadOpAttr(attribute, attr_type::INT, (&raw mut count).cast(), 8, &mut written))
-        })
-    };
-    if read.is_err() { 1 } else { usize::try_from(count).unwrap_or(1) }
+const QUERY: usize = 0;
+const VALUE: usize = 2;
+
+/// An extent of a shape, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Extent {
+    Known(i64),
+    /// The model's name for it.
+    Named(CString),
+    Unknown,
 }
 
-/// An extent that is not known.
-const UNKNOWN: i64 = -1;
+impl CustomOperator {
+    /// The last extent of the first output, from that of the value: of one head, or of all heads together.
+    ///
+    /// # Safety
+    ///
+    /// `context` is live.
+    unsafe fn last_extent(&self, context: *const OrtShapeInferContext, rank: usize, value: i64) -> Extent {
+        if rank == self.rank_by_head {
+            return Extent::Known(value);
+        }
+        // SAFETY: as the caller promises.
+        let (heads, kv_heads) = unsafe {
+            let heads = attribute(context, c"q_num_heads").or_else(|| attribute(context, c"num_heads"));
+            (heads, attribute(context, c"kv_num_heads").or(heads))
+        };
+        match (heads, kv_heads) {
+            (Some(heads), Some(kv_heads)) if kv_heads > 0 => Extent::Known(value / kv_heads * heads),
+            _ => Extent::Unknown,
+        }
+    }
+}
 
+/// Type and shape of an input.
+///
+/// # Safety
+///
+/// `context` is live, and has such an input.
+unsafe fn input_shape(context: *const OrtShapeInferContext, index: usize) -> Result<(i32, Vec<Extent>)> {
+    let api = tables()?;
+    let (mut info, mut element, mut rank) = (std::ptr::null_mut(), 0, 0);
+    // SAFETY: as the caller promises; the context owns the info, whose names live as long, and the arrays are of its rank.
+    unsafe {
+        check(api.ort.ShapeInferContext_GetInputTypeShape(context, index, &mut info))?;
+        check(api.ort.GetTensorElementType(info, &mut element))?;
+        check(api.ort.GetDimensionsCount(info, &mut rank))?;
+        let (mut dims, mut names) = (vec![0i64; rank], vec![std::ptr::null(); rank]);
+        check(api.ort.GetDimensions(info, dims.as_mut_ptr(), rank))?;
+        check(api.ort.GetSymbolicDimensions(info, names.as_mut_ptr(), rank))?;
+        let extent = |(extent, name): (i64, *const c_char)| match text(name) {
+            name if !name.is_empty() => Extent::Named(CString::new(name).unwrap_or_default()),
+            _ if extent < 0 => Extent::Unknown,
+            _ => Extent::Known(extent),
+        };
+        Ok((element, dims.into_iter().zip(names).map(extent).collect()))
+    }
+}
+
+/// An attribute that is an integer, where it is there.
+///
 /// # Safety
 ///
 /// `context` is live.
-unsafe fn set_output(context: *mut OrtShapeInferContext, output: usize, element: i32, dims: &[i64]) -> Result {
+unsafe fn attribute(context: *const OrtShapeInferContext, name: &CStr) -> Option<i64> {
+    let api = tables().ok()?;
+    let (mut attribute, mut value, mut written) = (std::ptr::null(), 0i64, 0);
+    // SAFETY: as the caller promises; the name is a C string, and the buffer is an integer of 8 bytes.
+    unsafe {
+        check(api.ort.ShapeInferContext_GetAttribute(context, name.as_ptr(), &mut attribute)).ok()?;
+        check(api.ort.ReadOpAttr(attribute, attr_type::INT, (&raw mut value).cast(), 8, &mut written)).ok()?;
+    }
+    Some(value)
+}
+
+/// # Safety
+///
+/// `context` is live, and the node has such an output.
+unsafe fn set_output(context: *const OrtShapeInferContext, output: usize, element: i32, shape: &[Extent]) -> Result {
+    // Extents of one name are taken to be equal, so each that is not known has a name of its own.
+    static UNKNOWN: AtomicU64 = AtomicU64::new(0);
     let api = tables()?;
     let mut info = std::ptr::null_mut();
-    // SAFETY: as the caller promises; the info is copied, and released once.
+    let owned: Vec<CString> = shape
+        .iter()
+        .map(|extent| match extent {
+            Extent::Known(_) => CString::default(),
+            Extent::Named(name) => name.clone(),
+            Extent::Unknown => {
+                CString::new(format!("cuattn_unknown_{}", UNKNOWN.fetch_add(1, Relaxed))).unwrap_or_default()
+            }
+        })
+        .collect();
+    let mut names: Vec<_> = owned.iter().map(|name| name.as_ptr()).collect();
+    let dims: Vec<_> =
+        shape.iter().map(|extent| if let Extent::Known(extent) = extent { *extent } else { -1 }).collect();
+    // SAFETY: as the caller promises; the arrays are of the shape's rank, the info is copied, and released once.
     unsafe {
         check(api.ort.CreateTensorTypeAndShapeInfo(&mut info))?;
         let set = check(api.ort.SetTensorElementType(info, element))
             .and_then(|()| check(api.ort.SetDimensions(info, dims.as_ptr(), dims.len())))
+            .and_then(|()| check(api.ort.SetSymbolicDimensions(info, names.as_mut_ptr(), names.len())))
             .and_then(|()| check(api.ort.ShapeInferContext_SetOutputTypeShape(context, output, info)));
         api.ort.ReleaseTensorTypeAndShapeInfo(info);
         set

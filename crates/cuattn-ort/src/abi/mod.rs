@@ -152,6 +152,9 @@ table! {
         60 GetTensorElementType(info: *const OrtTensorTypeAndShapeInfo, out: *mut i32) -> Status;
         61 GetDimensionsCount(info: *const OrtTensorTypeAndShapeInfo, out: *mut usize) -> Status;
         62 GetDimensions(info: *const OrtTensorTypeAndShapeInfo, dims: *mut i64, count: usize) -> Status;
+        63 GetSymbolicDimensions(
+            info: *const OrtTensorTypeAndShapeInfo, names: *mut *const c_char, count: usize,
+        ) -> Status;
         65 GetTensorTypeAndShape(value: *const OrtValue, out: *mut *mut OrtTensorTypeAndShapeInfo) -> Status;
         72 MemoryInfoGetId(info: *const OrtMemoryInfo, out: *mut c_int) -> Status;
         85 KernelInfoGetAttribute_float(info: *const OrtKernelInfo, name: *const c_char, out: *mut f32) -> Status;
@@ -182,6 +185,9 @@ table! {
         ) -> Status;
         270 ShapeInferContext_SetOutputTypeShape(
             context: *const OrtShapeInferContext, index: usize, info: *const OrtTensorTypeAndShapeInfo,
+        ) -> Status;
+        271 SetSymbolicDimensions(
+            info: *mut OrtTensorTypeAndShapeInfo, names: *mut *const c_char, count: usize,
         ) -> Status;
         272 ReadOpAttr(attribute: *const OrtOpAttr, kind: i32, data: *mut c_void, len: usize, out: *mut usize) -> Status;
         290 GetValueInfoTypeInfo(info: *const OrtValueInfo, out: *mut *const OrtTypeInfo) -> Status;

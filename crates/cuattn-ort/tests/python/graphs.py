@@ -314,6 +314,27 @@ def test_renamed_operators():
     assert count == 1 and back.graph.node[0].domain == ""
 
 
+def test_renamed_operators_among_others():
+    """Shapes are inferred through nodes of the plugin's own domain, fixed and free ones, so that others can use them."""
+    for rows in (5, "rows"):
+        heads = dict(q_num_heads=4, kv_num_heads=2)
+        nodes = [
+            helper.make_node("Add", ["X", "X"], ["A"]),
+            helper.make_node("Attention", ["A", "K", "V"], ["B"], **heads),
+            helper.make_node("Mul", ["B", "A"], ["C"]),
+            helper.make_node("Attention", ["C", "K", "V"], ["D"], **heads),
+            helper.make_node("Add", ["D", "A"], ["Y"]),
+        ]
+        graph = model(nodes, [info("X", [1, rows, 16]), info("K", [1, 7, 8]), info("V", [1, 7, 8])],
+                      [info("Y", [1, rows, 16])])
+        renamed, count = rewrite.renamed(graph)
+        assert count == 2
+        inputs = {"X": random(1, 5, 16), "K": random(1, 7, 8), "V": random(1, 7, 8)}
+        sess = plugin.session(renamed, fallback=True)
+        assert plugin.assigned(sess)[plugin.PROVIDER] == ["Attention", "Attention"]
+        close(plugin.run(sess, inputs)[0], plugin.run(plugin.cpu_session(graph), inputs)[0])
+
+
 def test_a_renamed_decoder():
     graph = decoder(1, 4, 2, 8)
     renamed, _ = rewrite.renamed(graph)
