@@ -67,7 +67,7 @@ fn sixteen_bit(space: Space) -> Space {
 /// What the `mma` path takes, odd rows and alignments aside, which go to `simt`.
 fn tensor_cores() -> Space {
     Space {
-        head_dims: vec![8, 16, 32, 40, 64, 64, 72, 80, 96, 112, 128, 128, 160, 192, 256],
+        head_dims: vec![16, 32, 40, 64, 64, 72, 80, 96, 112, 128, 128, 160, 192, 256],
         heads: vec![(1, 1), (2, 1), (3, 1), (5, 1), (7, 1), (9, 1), (4, 4), (8, 2), (28, 4), (24, 4), (48, 2), (13, 1)],
         layouts: vec![
             Layout::Bhsd,
@@ -126,7 +126,7 @@ fn float32() -> Space {
 }
 
 fn odd() -> Space {
-    Space { head_dims: vec![1, 3, 4, 5, 12, 20, 33, 66, 100, 129, 264, 512], ..Space::full() }
+    Space { head_dims: vec![1, 3, 4, 5, 8, 12, 20, 33, 66, 100, 129, 264, 512], ..Space::full() }
 }
 
 fn agrees_with_phase2a(cx: &Context<'_>) -> anyhow::Result<()> {

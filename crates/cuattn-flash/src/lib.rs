@@ -9,8 +9,8 @@
 //!
 //! | path | device | takes |
 //! |---|---|---|
-//! | `sm90` | sm_90 | f16, bf16; head sizes that are multiples of 8 up to 256; strides that a tensor map can express; queries that fill a tile |
-//! | `mma` | sm_80 and up | f16, bf16; head sizes that are multiples of 8 up to 256; strides of multiples of 8; 16-byte aligned pointers |
+//! | `sm90` | sm_90 | f16, bf16; head sizes that are multiples of 8 from 16 to 256; strides that a tensor map can express; queries that fill a tile |
+//! | `mma` | sm_80 and up | f16, bf16; head sizes that are multiples of 8 from 16 to 256; strides of multiples of 8; 16-byte aligned pointers |
 //! | `simt` | sm_80 and up | every dtype, head size, stride and alignment; float32 with float32 accuracy |
 //!
 //! A plan for `sm90` or `mma` also holds the `simt` kernel, and a launch whose pointers are not aligned takes it: slower, but never a

@@ -6,7 +6,7 @@ use cuattn_kernels::flash::mma::{self, Demand, Limits, Mma};
 use curt::Capabilities;
 
 use crate::Path;
-use crate::outline::{Grid, Kernel, Rows};
+use crate::outline::{Grid, Kernel, MIN_HEAD_DIM, Rows};
 
 /// Bytes of the pieces in which tiles are copied.
 const PIECE: usize = 16;
@@ -90,10 +90,12 @@ fn reasons_against(device: &Capabilities, problem: &Problem) -> Vec<Reason> {
         refuse("f32 tensors".to_owned(), "tensor cores would round them; the simt path keeps float32 accuracy");
     }
     for (what, dim) in [("head_dim", shape.head_dim), ("v_head_dim", shape.v_head_dim)] {
-        if dim % 8 != 0 || dim > mma::MAX_HEAD_DIM {
+        if dim < MIN_HEAD_DIM {
+            refuse(format!("{what} {dim}"), "tensor cores have nothing to gain here; the simt path rounds less");
+        } else if dim % 8 != 0 || dim > mma::MAX_HEAD_DIM {
             refuse(
                 format!("{what} {dim}"),
-                "it takes multiples of 8 up to 256; pad the tensors, or take the simt path",
+                "it takes multiples of 8 from 16 to 256; pad the tensors, or take the simt path",
             );
         }
     }

@@ -12,7 +12,7 @@ use curt::{
 };
 
 use crate::Path;
-use crate::outline::{Grid, Kernel, Rows, is_uneven};
+use crate::outline::{Grid, Kernel, MIN_HEAD_DIM, Rows, is_uneven};
 
 /// What a launch needs to know of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +105,12 @@ fn reasons_against(device: &Capabilities, problem: &Problem) -> Vec<Reason> {
         refuse(feature.to_owned(), "no tensor map can express it; the mma path adds it");
     }
     for (what, dim) in [("head_dim", shape.head_dim), ("v_head_dim", shape.v_head_dim)] {
-        if dim % 8 != 0 || dim > MAX_HEAD_DIM {
+        if dim < MIN_HEAD_DIM {
+            refuse(format!("{what} {dim}"), "tensor cores have nothing to gain here; the simt path rounds less");
+        } else if dim % 8 != 0 || dim > MAX_HEAD_DIM {
             refuse(
                 format!("{what} {dim}"),
-                "it takes multiples of 8 up to 256; pad the tensors, or take the simt path",
+                "it takes multiples of 8 from 16 to 256; pad the tensors, or take the simt path",
             );
         }
     }
