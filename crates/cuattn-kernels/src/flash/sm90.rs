@@ -304,9 +304,13 @@ impl Sm90 {
         if bias == BiasKind::None {
             return Some(self);
         }
+        let direct_store = self.tile.direct_store;
         if self.tile.split_keys {
             // There is one place for the bias, which serves one sequence of blocks.
-            self.tile = tile(2, 128, 2, 2);
+            self.tile = Tile { direct_store, ..tile(2, 128, 2, 2) };
+        } else if self.tile.warpgroups > 2 && bias != BiasKind::Element {
+            // The 160 registers of a thread do not hold such a bias beside the scores: 92 bytes of spills as float32, 1188 as bytes.
+            self.tile = Tile { direct_store, ..tile(2, 128, 2, 3) };
         }
         let panel_keys = PANEL * 2 / bias.size(self.element);
         self.tile.block_keys = self.tile.block_keys / panel_keys.max(64) * panel_keys.max(64);
@@ -460,8 +464,13 @@ mod tests {
             assert!(choice.tile.direct_store || panels(choice.v_head_dim) <= panels(choice.head_dim));
         }
         for (d, dv) in [(64, 128), (40, 128), (64, 256), (128, 192)] {
-            let tile = Sm90::plain(Element::F16, d, dv, Demand::PLENTY).tile;
-            assert!(tile.direct_store || dv.div_ceil(PANEL) <= d.div_ceil(PANEL), "{d}/{dv}");
+            for demand in [Demand::PLENTY, Demand { q_len: 100, heads: 1, ..Demand::PLENTY }] {
+                for bias in [BiasKind::None, BiasKind::Element, BiasKind::F32, BiasKind::Boolean] {
+                    let sm90 = Sm90::plain(Element::F16, d, dv, demand).with_bias(bias);
+                    let staged = sm90.is_some_and(|sm90| !sm90.tile.direct_store);
+                    assert!(!staged || dv.div_ceil(PANEL) <= d.div_ceil(PANEL), "{d}/{dv} {bias:?}");
+                }
+            }
         }
     }
 }
