@@ -105,10 +105,11 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
         }
         return Ok(true);
     }
-    let report = runner::run(&suites, &selection)?;
+    // After each suite: a run that is cut short keeps what it has.
+    let keep = |report: &Report| args.report.as_deref().map_or(Ok(()), |path| report.write(path));
+    let report = runner::run(&suites, &selection, keep)?;
     println!("{}", runner::summary(&report));
-    if let Some(path) = args.report {
-        report.write(&path)?;
+    if let Some(path) = &args.report {
         println!("report: {}", path.display());
     }
     Ok(report.passed())

@@ -70,7 +70,11 @@ impl Selection {
 /// # Errors
 ///
 /// If there is no GPU, or its runtime cannot be made, or nothing is selected. A failing case is no error: it is in the report.
-pub fn run(suites: &[Suite], selection: &Selection) -> anyhow::Result<Report> {
+pub fn run(
+    suites: &[Suite],
+    selection: &Selection,
+    after_suite: impl Fn(&Report) -> anyhow::Result<()>,
+) -> anyhow::Result<Report> {
     let picked = selection.pick(suites)?;
     let probe = curt::probe();
     if !probe.has_gpu() {
@@ -90,24 +94,25 @@ pub fn run(suites: &[Suite], selection: &Selection) -> anyhow::Result<Report> {
         selection.seed,
         if selection.reduced { ", reduced" } else { "" },
     );
-    let mut reports = Vec::new();
-    for selected in &picked {
-        let runtime = Runtime::new(0)
-            .with_context(|| format!("a runtime for the suite `{}` cannot be made", selected.suite.name()))?;
-        reports.push(run_suite(&runtime, selected, selection));
-    }
     let prefixes: Vec<_> = picked.iter().flat_map(|selected| selected.suite.kernel_prefixes()).copied().collect();
-    Ok(Report {
+    let mut report = Report {
         format: FORMAT,
         device,
         commit: commit().to_owned(),
         date: report::utc(started),
         seed: selection.seed,
         reduced: selection.reduced,
-        suites: reports,
+        suites: Vec::new(),
         kernel_sources: report::kernel_hashes(&prefixes),
         sanitizer: Vec::new(),
-    })
+    };
+    for selected in &picked {
+        let runtime = Runtime::new(0)
+            .with_context(|| format!("a runtime for the suite `{}` cannot be made", selected.suite.name()))?;
+        report.suites.push(run_suite(&runtime, selected, selection));
+        after_suite(&report)?;
+    }
+    Ok(report)
 }
 
 /// The commit that this binary was built from, where its builder said so.

@@ -38,9 +38,11 @@ fn dtype(element: ElementType) -> DType {
     }
 }
 
-/// Float32 results carry float32 sums; 16-bit ones one rounding more.
-fn tolerance(output: ElementType) -> Tolerance {
+/// Float32 results carry float32 sums; 16-bit ones one rounding more. cuBLASLt's GELU is an approximation: 3e-6 was seen on an H200
+/// where the product itself was exact.
+fn tolerance(output: ElementType, epilogue: Epilogue) -> Tolerance {
     let (relative_l2, worst_element) = match output {
+        ElementType::F32 if matches!(epilogue, Epilogue::Gelu | Epilogue::GeluBias) => (6e-6, 2e-5),
         ElementType::F32 => (2e-6, 1e-5),
         ElementType::F16 => (4e-4, 1e-3),
         ElementType::Bf16 => (3e-3, 8e-3),
@@ -191,7 +193,7 @@ fn check(
     }
     let expected = host.product(gemm);
     let found = errors(&rows, &expected);
-    found.within(&tolerance(gemm.output_type)).with_context(|| gemm.to_string())?;
+    found.within(&tolerance(gemm.output_type, gemm.epilogue)).with_context(|| gemm.to_string())?;
     let mut covered = vec![false; d.len()];
     for batch in 0..gemm.batch {
         for row in 0..gemm.m {
@@ -318,7 +320,7 @@ fn added(cx: &Context<'_>) -> anyhow::Result<()> {
         let mut host = Host::draw(&gemm, &mut rng);
         host.c.fill(POISON);
         let d = decode(&launch(&blas, &gemm, &host, 0, Added::InPlace)?, dtype(input));
-        errors(&d, &host.product(&gemm)).within(&tolerance(input)).with_context(|| gemm.to_string())?;
+        errors(&d, &host.product(&gemm)).within(&tolerance(input, gemm.epilogue)).with_context(|| gemm.to_string())?;
     }
     Ok(())
 }

