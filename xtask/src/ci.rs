@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use crate::cargo_deny::CargoDeny;
 use crate::step::{Outcome, Steps, succeed};
-use crate::{gpu_report, kernels, nvrtc, repository, tidy};
+use crate::{gpu_report, kernels, nvrtc, onnx_test, repository, tidy};
 
 /// Runs every check that needs no GPU: what a pull request must pass
 #[derive(Debug, clap::Args)]
@@ -41,6 +41,8 @@ enum Check {
     Deny,
     /// Every kernel variant for every architecture
     Kernels,
+    /// ONNX's attention cases through ONNX Runtime with the plugin, on the host
+    Onnx,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -72,6 +74,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
                 });
             }
             Check::Kernels => steps.run("compile suite", kernels::check),
+            Check::Onnx => steps.run("ONNX on the host", onnx_test::check),
         }
     }
     println!("\n{}", steps.table());

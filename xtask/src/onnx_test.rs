@@ -63,7 +63,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}\nkept as {}", read.table(), keep(&read, report)?.display());
         return Ok(ExitCode::SUCCESS);
     }
-    Ok(match run_here(&args)? {
+    Ok(match run_here(&args, true)? {
         Outcome::Passed(text) => {
             println!("{text}");
             ExitCode::SUCCESS
@@ -79,13 +79,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The whole of it on the host, as a step of `ci`.
-#[allow(dead_code, reason = "a step of ci where ci lists it")]
+/// The whole of it on the host, as a step of `ci`, which leaves the kept reports alone.
 pub(crate) fn check() -> anyhow::Result<Outcome> {
-    run_here(&Args { bundle: None, import: None, host: true, onnxruntime: RUNTIME.to_owned(), seed: None })
+    run_here(&Args { bundle: None, import: None, host: true, onnxruntime: RUNTIME.to_owned(), seed: None }, false)
 }
 
-fn run_here(args: &Args) -> anyhow::Result<Outcome> {
+/// Runs the cases on this machine; a run that passed is kept as a report where `kept` says so.
+fn run_here(args: &Args, kept: bool) -> anyhow::Result<Outcome> {
     let folder = repository::target()?.join("onnx-test");
     let python = match environment(&folder, &args.onnxruntime) {
         Ok(python) => python,
@@ -112,7 +112,7 @@ fn run_here(args: &Args) -> anyhow::Result<Outcome> {
     if report.is_file() {
         let read = Report::read(&report)?;
         println!("{}", read.table());
-        if outcome == Outcome::passed() && args.onnxruntime == RUNTIME {
+        if kept && outcome == Outcome::passed() && args.onnxruntime == RUNTIME {
             println!("kept as {}", keep(&read, &report)?.display());
         }
         if outcome == Outcome::passed() {

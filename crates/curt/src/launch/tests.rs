@@ -101,7 +101,17 @@ proptest! {
         rows in 1usize..1 << 31, row_len in 0usize..1 << 20, per_thread in 0usize..200, threads in 32u32..=1024,
     ) {
         let device = Capabilities { threads_per_block: threads, ..Capabilities::a100() };
-        let launch = reduction_launch_config(&device, rows, row_len, per_thread).unwrap();
+        let launch = match reduction_launch_config(&device, rows, row_len, per_thread) {
+            Ok(launch) => launch,
+            // Refused only where a block as large as the row needs does not fit.
+            Err(Error::InvalidLaunch { why: LaunchViolation::SharedBeyondDevice { asked, limit, .. }, .. }) => {
+                let needed = row_len.next_power_of_two().clamp(32, 1 << threads.ilog2());
+                prop_assert_eq!((asked, limit), (needed * per_thread, device.shared_bytes_per_block));
+                prop_assert!(asked > limit);
+                return Ok(());
+            }
+            Err(other) => return Err(TestCaseError::fail(format!("{other}"))),
+        };
         let block = launch.block[0];
         prop_assert!(block.is_power_of_two() && (32..=threads).contains(&block));
         prop_assert!(block as usize <= row_len.next_power_of_two().max(32));
