@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 use crate::gpu_report::path_for;
 use crate::gpu_test::make_executable;
-use crate::repository;
 use crate::step::{Outcome, succeed};
+use crate::{artifact, repository};
 
 /// Compares ours with PyTorch's attention and FlashAttention-3 on this machine's GPU, in one process
 #[derive(Debug, clap::Args)]
@@ -52,7 +52,7 @@ fn run_here(compare: &[String]) -> anyhow::Result<ExitCode> {
              machine that has one.\n\n{probe}"
         );
     }
-    let library = build()?;
+    let library = artifact::shared_library("cuattn-benches", "cuattn_bench")?;
     let folder = repository::target()?.join("peers");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let report = folder.join("peers.json");
@@ -69,7 +69,7 @@ fn run_here(compare: &[String]) -> anyhow::Result<ExitCode> {
 }
 
 fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
-    let library = build()?;
+    let library = artifact::shared_library("cuattn-benches", "cuattn_bench")?;
     let scripts = folder.join("peers");
     fs::create_dir_all(&scripts).with_context(|| format!("cannot make the folder {}", scripts.display()))?;
     let packed = folder.join("libcuattn_bench.so");
@@ -170,36 +170,6 @@ fn acceptable(report: &Report) -> anyhow::Result<()> {
     }
     ensure!(report.rows.iter().any(|row| row.ratio_to_best.is_some()), "nothing was compared in this report");
     Ok(())
-}
-
-/// Builds the shared library, and gives its path.
-fn build() -> anyhow::Result<PathBuf> {
-    #[derive(Deserialize)]
-    struct Message {
-        reason: String,
-        target: Option<Target>,
-        #[serde(default)]
-        filenames: Vec<PathBuf>,
-    }
-    #[derive(Deserialize)]
-    struct Target {
-        name: String,
-    }
-    let output = repository::cargo()
-        .args(["build", "--profile", "bundle", "--package", "cuattn-benches", "--lib"])
-        .args(["--message-format", "json-render-diagnostics"])
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(output.status.success(), "the library does not build");
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-        .filter(|message| message.reason == "compiler-artifact")
-        .filter(|message| message.target.as_ref().is_some_and(|target| target.name == "cuattn_bench"))
-        .flat_map(|message| message.filenames)
-        .find(|file| file.extension().is_some_and(|extension| extension == std::env::consts::DLL_EXTENSION))
-        .context("cargo built no shared library `cuattn_bench`")
 }
 
 #[cfg(test)]

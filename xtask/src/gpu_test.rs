@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail, ensure};
-use serde::Deserialize;
 
 use crate::step::{Outcome, succeed};
-use crate::{gpu_report, repository};
+use crate::{artifact, gpu_report, repository};
 
 /// Runs the parity suites on this machine's GPU, or packs them for a machine without Rust
 #[derive(Debug, clap::Args)]
@@ -50,7 +49,7 @@ fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
              that has one.\n\n{probe}"
         );
     }
-    let suites = build("cuattn-tests", "gpu-suites")?;
+    let suites = artifact::program("cuattn-tests", "gpu-suites")?;
     let target = repository::target()?;
     let report = target.join("gpu-report.json");
     let _ = fs::remove_file(&report);
@@ -87,7 +86,7 @@ fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
-    let suites = build("cuattn-tests", "gpu-suites")?;
+    let suites = artifact::program("cuattn-tests", "gpu-suites")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let binary = folder.join("gpu-suites");
     // A running or read-only old copy is replaced, not written into.
@@ -118,35 +117,6 @@ pub(crate) fn make_executable(path: &Path) -> anyhow::Result<()> {
 #[cfg(not(unix))]
 pub(crate) fn make_executable(_: &Path) -> anyhow::Result<()> {
     Ok(())
-}
-
-/// Builds a program of ours with the commit in it, as bundles have it, and gives its path.
-pub(crate) fn build(package: &str, program: &str) -> anyhow::Result<PathBuf> {
-    #[derive(Deserialize)]
-    struct Message {
-        reason: String,
-        target: Option<Target>,
-        executable: Option<PathBuf>,
-    }
-    #[derive(Deserialize)]
-    struct Target {
-        name: String,
-    }
-    let output = repository::cargo()
-        .args(["build", "--profile", "bundle", "--package", package, "--bin", program])
-        .args(["--message-format", "json-render-diagnostics"])
-        .env("CUATTN_COMMIT", repository::commit())
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(output.status.success(), "`{program}` does not build");
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-        .filter(|message| message.reason == "compiler-artifact")
-        .filter(|message| message.target.as_ref().is_some_and(|target| target.name == program))
-        .find_map(|message| message.executable)
-        .with_context(|| format!("cargo built no `{program}`"))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! [`Command`] and a line in [`Command::run`]. What several commands need is named after what it is: [`repository`],
 //! [`nvrtc`], [`step`], [`table`].
 
+mod artifact;
 mod bench;
 mod cargo_deny;
 mod ci;

@@ -11,9 +11,9 @@ use serde::Deserialize;
 
 use crate::gpu_report::path_for;
 use crate::gpu_test::make_executable;
-use crate::repository;
 use crate::step::{Outcome, command_line, succeed};
 use crate::table::table;
+use crate::{artifact, repository};
 
 /// Runs ONNX's attention cases and real models' nodes through ONNX Runtime with the plugin
 #[derive(Debug, clap::Args)]
@@ -94,7 +94,7 @@ fn run_here(args: &Args, kept: bool) -> anyhow::Result<Outcome> {
         }
     };
     let host = args.host || !curt::probe().has_gpu();
-    let library = build()?;
+    let library = artifact::shared_library("cuattn-ort", "cuattn_ort")?;
     let report = folder.join(if host { "report-host.json" } else { "report.json" });
     let _ = fs::remove_file(&report);
     let mut command = Command::new(&python);
@@ -157,7 +157,7 @@ fn quiet(command: &mut Command) -> anyhow::Result<()> {
 }
 
 fn bundle(folder: &Path, runtime: &str) -> anyhow::Result<ExitCode> {
-    let library = build()?;
+    let library = artifact::shared_library("cuattn-ort", "cuattn_ort")?;
     let (packed, wheels) = (folder.join("python"), folder.join("wheels"));
     for made in [&packed, &wheels] {
         let _ = fs::remove_dir_all(made);
@@ -205,36 +205,6 @@ fn size(folder: &Path) -> anyhow::Result<u64> {
         bytes += if entry.file_type()?.is_dir() { size(&entry.path())? } else { entry.metadata()?.len() };
     }
     Ok(bytes)
-}
-
-/// Builds the plugin, and gives its path.
-fn build() -> anyhow::Result<PathBuf> {
-    #[derive(Deserialize)]
-    struct Message {
-        reason: String,
-        target: Option<Target>,
-        #[serde(default)]
-        filenames: Vec<PathBuf>,
-    }
-    #[derive(Deserialize)]
-    struct Target {
-        name: String,
-    }
-    let output = repository::cargo()
-        .args(["build", "--profile", "bundle", "--package", "cuattn-ort", "--lib"])
-        .args(["--message-format", "json-render-diagnostics"])
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(output.status.success(), "the plugin does not build");
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-        .filter(|message| message.reason == "compiler-artifact")
-        .filter(|message| message.target.as_ref().is_some_and(|target| target.name == "cuattn_ort"))
-        .flat_map(|message| message.filenames)
-        .find(|file| file.extension().is_some_and(|extension| extension == std::env::consts::DLL_EXTENSION))
-        .context("cargo built no shared library `cuattn_ort`")
 }
 
 /// What `run.py` wrote, as far as it is looked at here.

@@ -11,9 +11,9 @@ use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
 use crate::gpu_report::path_for;
-use crate::gpu_test::{build, make_executable};
-use crate::repository;
+use crate::gpu_test::make_executable;
 use crate::step::{Outcome, succeed};
+use crate::{artifact, repository};
 
 /// Measures the tiles that the flash engine's kernels could take, on this machine's GPU, or packs that for a machine without Rust
 #[derive(Debug, clap::Args)]
@@ -77,7 +77,7 @@ fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
 
 /// Makes the folder of a bundle, and gives its size.
 fn pack(folder: &Path) -> anyhow::Result<u64> {
-    let program = build("cuattn-benches", "tune")?;
+    let program = artifact::program("cuattn-benches", "tune")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let packed = folder.join("tune");
     // A running or read-only old copy is replaced, not written into.
