@@ -109,6 +109,7 @@ mod tests {
     #[test]
     fn a_long_bias_does_not_lengthen_the_keys() {
         let mut problem = problem();
+        assert_eq!(mask_params(&problem, &Operands::default()).bias_keys, 5);
         let kind = BiasKind::Boolean;
         for (keys, want) in [(3, 3), (9, 5)] {
             problem.mask.bias = Some(Bias { kind, batch: 0, head: 0, row: 9, key: 1, keys });

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use bytemuck::NoUninit;
+use cuattn_core::lowering::{address, mask_params, score_params, strides};
 use cuattn_core::{
     EngineId, Explanation, LaunchError, Layout, Operand, Operands, Plan, PlanError, Problem, Reason, Refusal, Strides,
     Work, WorkspaceSize,
@@ -20,7 +21,7 @@ use crate::arrangement::{Chunk, Layouts};
 use crate::element::Element;
 use crate::engine::plan_error;
 use crate::outline::{Outline, Products, Regions, may_mask, probability_scale};
-use crate::parameters::{Addresses, mask_params, score_params, stage, strides};
+use crate::parameters::stage;
 
 /// Alignment that a fast product wants of its operands.
 const FAST_ALIGN: u32 = 16;
@@ -318,15 +319,9 @@ impl Launching<'_> {
 
     fn softmax_params(&self, chunk: ChunkParams) -> SoftmaxParams {
         let Problem { shape, dtype, .. } = &self.plan.problem;
-        let address = |pointer: Option<DevicePtr>| pointer.map_or(0, |pointer| pointer.address());
-        let addresses = Addresses {
-            bias: address(self.operands.bias),
-            key_lengths: address(self.operands.key_lengths),
-            query_offsets: address(self.operands.query_offsets),
-        };
         SoftmaxParams {
-            score: score_params(&self.plan.problem, self.operands.score_mod_buffers.map(address)),
-            mask: mask_params(&self.plan.problem, addresses),
+            score: score_params(&self.plan.problem, self.operands),
+            mask: mask_params(&self.plan.problem, self.operands),
             chunk,
             sinks: address(self.operands.sinks),
             log_sum_exp: address(self.operands.log_sum_exp),
