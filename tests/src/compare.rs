@@ -73,6 +73,31 @@ pub fn errors(actual: &[f64], expected: &[f64]) -> Errors {
     }
 }
 
+/// [`errors`] of the elements that are finite in `expected`. Every other one must be as it is there, and there must be one.
+///
+/// # Errors
+///
+/// With the first element that should not be finite and differs, or where all of `expected` is finite.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub fn errors_beside_nonfinite(actual: &[f64], expected: &[f64]) -> anyhow::Result<Errors> {
+    assert_eq!(actual.len(), expected.len(), "a result and its reference have different lengths");
+    let mut finite = (Vec::new(), Vec::new());
+    for (index, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
+        if expected.is_finite() {
+            finite.0.push(actual);
+            finite.1.push(expected);
+        } else {
+            let same = actual == expected || (actual.is_nan() && expected.is_nan());
+            ensure!(same, "element {index} is {actual} and must be {expected}");
+        }
+    }
+    ensure!(finite.0.len() < actual.len(), "no row saw a value that is not finite");
+    Ok(errors(&finite.0, &finite.1))
+}
+
 impl Errors {
     /// Refuses errors beyond `tolerance`.
     ///
@@ -144,6 +169,19 @@ mod tests {
         }
         let nan = Errors { relative_l2: f64::NAN, worst_element: 0.0, worst_index: 0 };
         assert!(nan.within(&loose).is_err());
+    }
+
+    #[test]
+    fn what_is_not_finite_must_be_the_same() {
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        let of = |actual: &[f64], expected: &[f64]| {
+            errors_beside_nonfinite(actual, expected).map(|errors| errors.worst_element)
+        };
+        assert_eq!(of(&[nan, inf, 4.5], &[nan, inf, 4.0]).unwrap(), 0.125);
+        assert_eq!(of(&[nan, nan], &[nan, 1.0]).unwrap(), inf);
+        assert!(of(&[1.0, 1.0], &[nan, 1.0]).is_err());
+        assert!(of(&[-inf, 1.0], &[inf, 1.0]).is_err());
+        assert!(of(&[1.0], &[1.0]).is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, ensure};
 use cuattn_core::reference::{self, HostOutput, decode, encode};
-use cuattn_core::{DType, Engine, Operands, Plan, Problem, ScoreStage, Shape};
+use cuattn_core::{Alignment, DType, Engine, Mask, Operands, Plan, Problem, ScoreStage, Shape};
 use curt::Runtime;
 use rand::Rng;
 use rand::seq::IndexedRandom as _;
@@ -48,6 +48,30 @@ pub fn check_space(cx: &Context<'_>, engine: &dyn Engine, space: &Space, count: 
     plan_ahead(cx.runtime(), engine, &problems);
     for problem in &problems {
         check_parity(cx, engine, problem)?;
+    }
+    Ok(())
+}
+
+/// Launches one plan for each element type fifty times, over `kv_len` keys: every launch must give the bits of the first.
+///
+/// # Errors
+///
+/// With the first launch that differs.
+pub fn check_repeats(cx: &Context<'_>, engine: &dyn Engine, kv_len: usize) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    for dtype in DType::ALL {
+        let shape = Shape { batch: 2, q_heads: 8, kv_heads: 2, q_len: 257, kv_len, head_dim: 128, v_head_dim: 128 };
+        let mut problem = Problem::bshd(shape, dtype);
+        problem.mask = Mask::causal(Alignment::BottomRight);
+        problem.wants_log_sum_exp = true;
+        let inputs = Inputs::draw(&problem, Distribution::Peaky, &mut rng)?;
+        let plan = engine.plan(cx.runtime(), &problem)?;
+        let first = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+        for launch in 1..cx.scaled(50, 3) {
+            let again = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+            ensure!(again == first, "{dtype}: launch {launch} differs from the first");
+        }
+        cx.count(1);
     }
     Ok(())
 }

@@ -13,9 +13,9 @@ use cuattn_phase2a::Phase2a;
 use curt::{DevicePtr, Runtime};
 use rand::Rng;
 
-use crate::compare::{Tolerance, errors};
+use crate::compare::{Tolerance, errors, errors_beside_nonfinite};
 use crate::inputs::Inputs;
-use crate::parity::{Launched, check_inputs, check_space, plan_ahead};
+use crate::parity::{Launched, check_inputs, check_repeats, check_space, plan_ahead};
 use crate::space::{Layout, Space};
 use crate::tensors::{Distribution, Guarded};
 use crate::{Context, Suite};
@@ -47,7 +47,7 @@ pub fn suite() -> Suite {
         .case("agrees with phase2a", agrees_with_phase2a)
         .case("real tensors", real_tensors)
         .case("a visible NaN reaches the rows that see it", visible_nan)
-        .case("fifty launches are one", fifty_launches)
+        .case("fifty launches are one", |cx| check_repeats(cx, &Flash, 513))
         .case("streams at once", streams_at_once)
         .case("score modifications", score_modifications)
         .case("a score modification that does not compile", broken_score_modification)
@@ -180,42 +180,11 @@ fn visible_nan(cx: &Context<'_>) -> anyhow::Result<()> {
             let plan = Flash.plan(cx.runtime(), &problem)?;
             let launched = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
             let actual = HostOutput::read_o(&problem, &launched.o)?;
-            let mut finite = (Vec::new(), Vec::new());
-            for (index, (&actual, &expected)) in actual.iter().zip(&expected.o).enumerate() {
-                if expected.is_finite() {
-                    finite.0.push(actual);
-                    finite.1.push(expected);
-                } else {
-                    let same = actual == expected || (actual.is_nan() && expected.is_nan());
-                    ensure!(same, "{problem:?}: element {index} is {actual} and must be {expected}");
-                }
-            }
-            ensure!(finite.0.len() < actual.len(), "no row saw a value that is not finite");
-            errors(&finite.0, &finite.1)
-                .within(&Tolerance::for_dtype(dtype))
+            errors_beside_nonfinite(&actual, &expected.o)
+                .and_then(|errors| errors.within(&Tolerance::for_dtype(dtype)))
                 .with_context(|| format!("{problem:?}"))?;
             cx.count(1);
         }
-    }
-    Ok(())
-}
-
-fn fifty_launches(cx: &Context<'_>) -> anyhow::Result<()> {
-    let mut rng = cx.rng();
-    for dtype in DType::ALL {
-        let shape =
-            Shape { batch: 2, q_heads: 8, kv_heads: 2, q_len: 257, kv_len: 513, head_dim: 128, v_head_dim: 128 };
-        let mut problem = Problem::bshd(shape, dtype);
-        problem.mask = Mask::causal(Alignment::BottomRight);
-        problem.wants_log_sum_exp = true;
-        let inputs = Inputs::draw(&problem, Distribution::Peaky, &mut rng)?;
-        let plan = Flash.plan(cx.runtime(), &problem)?;
-        let first = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
-        for launch in 1..cx.scaled(50, 3) {
-            let again = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
-            ensure!(again == first, "{dtype}: launch {launch} differs from the first");
-        }
-        cx.count(1);
     }
     Ok(())
 }

@@ -12,9 +12,9 @@ use cuattn_phase2a::Phase2a;
 use curt::DevicePtr;
 use rand::Rng;
 
-use crate::compare::{Tolerance, errors};
+use crate::compare::{Tolerance, errors, errors_beside_nonfinite};
 use crate::inputs::Inputs;
-use crate::parity::{Launched, check_inputs, check_parity, check_space};
+use crate::parity::{Launched, check_inputs, check_parity, check_repeats, check_space};
 use crate::space::{Layout, Space};
 use crate::tensors::{Distribution, Guarded, POISON};
 use crate::{Context, Suite};
@@ -34,7 +34,7 @@ pub fn suite() -> Suite {
         .case("real tensors", real_tensors)
         .case("values that are not finite reach the rows that see them", visible_nonfinite)
         .case("score modifications", score_modifications)
-        .case("fifty launches are one", fifty_launches)
+        .case("fifty launches are one", |cx| check_repeats(cx, &Phase2a::new(), 2050))
         .case("captured before any launch, replayed with other lengths", replayed_lengths)
         .case("a bounded workspace", bounded_workspace)
         .case("refusals leave memory alone", refusals)
@@ -222,18 +222,7 @@ fn nonfinite_parity(cx: &Context<'_>, engine: &Phase2a, problem: &Problem, input
     let plan = engine.plan(cx.runtime(), problem)?;
     let launched = Launched::run(cx.runtime(), plan.as_ref(), inputs, 0)?;
     let actual = HostOutput::read_o(problem, &launched.o)?;
-    let mut finite = (Vec::new(), Vec::new());
-    for (index, (&actual, &expected)) in actual.iter().zip(&expected.o).enumerate() {
-        if expected.is_finite() {
-            finite.0.push(actual);
-            finite.1.push(expected);
-        } else {
-            let same = actual == expected || (actual.is_nan() && expected.is_nan());
-            ensure!(same, "element {index} is {actual} and must be {expected}");
-        }
-    }
-    ensure!(finite.0.len() < actual.len(), "no row saw a value that is not finite");
-    errors(&finite.0, &finite.1).within(&Tolerance::for_dtype(problem.dtype))?;
+    errors_beside_nonfinite(&actual, &expected.o)?.within(&Tolerance::for_dtype(problem.dtype))?;
     cx.count(1);
     Ok(())
 }
@@ -274,26 +263,6 @@ fn score_modifications(cx: &Context<'_>) -> anyhow::Result<()> {
             cx.record_error_of(dtype, worst.relative_l2, worst.worst_element);
             cx.count(1);
         }
-    }
-    Ok(())
-}
-
-fn fifty_launches(cx: &Context<'_>) -> anyhow::Result<()> {
-    let mut rng = cx.rng();
-    for dtype in DType::ALL {
-        let shape =
-            Shape { batch: 2, q_heads: 8, kv_heads: 2, q_len: 257, kv_len: 2050, head_dim: 128, v_head_dim: 128 };
-        let mut problem = Problem::bshd(shape, dtype);
-        problem.mask = Mask::causal(Alignment::BottomRight);
-        problem.wants_log_sum_exp = true;
-        let inputs = Inputs::draw(&problem, Distribution::Peaky, &mut rng)?;
-        let plan = Phase2a::new().plan(cx.runtime(), &problem)?;
-        let first = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
-        for launch in 1..cx.scaled(50, 3) {
-            let again = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
-            ensure!(again == first, "{dtype}: launch {launch} differs from the first");
-        }
-        cx.count(1);
     }
     Ok(())
 }

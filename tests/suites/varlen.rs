@@ -14,7 +14,7 @@ use cuattn_varlen::{Varlen, VarlenPath};
 use curt::DevicePtr;
 use rand::Rng;
 
-use crate::compare::{Tolerance, errors};
+use crate::compare::{Tolerance, errors, errors_beside_nonfinite};
 use crate::inputs::Inputs;
 use crate::packed::{Lengths, Manner, PackedInputs, PackedLaunched, PackedSpace, check_packed, index_bytes};
 use crate::parity::Launched;
@@ -521,19 +521,8 @@ fn visible_nan(cx: &Context<'_>) -> anyhow::Result<()> {
             let plan = Varlen.plan(cx.runtime(), &problem)?;
             let launched = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
             let actual = VarlenHostOutput::read_o(&problem, &launched.o)?;
-            let mut finite = (Vec::new(), Vec::new());
-            for (index, (&actual, &expected)) in actual.iter().zip(&expected.o).enumerate() {
-                if expected.is_finite() {
-                    finite.0.push(actual);
-                    finite.1.push(expected);
-                } else {
-                    let same = actual == expected || (actual.is_nan() && expected.is_nan());
-                    ensure!(same, "{problem:?}: element {index} is {actual} and must be {expected}");
-                }
-            }
-            ensure!(finite.0.len() < actual.len(), "no row saw a value that is not finite");
-            errors(&finite.0, &finite.1)
-                .within(&Tolerance::for_dtype(dtype))
+            errors_beside_nonfinite(&actual, &expected.o)
+                .and_then(|errors| errors.within(&Tolerance::for_dtype(dtype)))
                 .with_context(|| format!("{problem:?}"))?;
             cx.count(1);
         }

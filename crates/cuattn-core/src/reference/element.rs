@@ -35,6 +35,30 @@ pub(super) fn decode_into(bytes: &[u8], dtype: DType, values: &mut [f64]) {
     }
 }
 
+/// Rows of `dim` elements of a tensor, in the order of `starts`, which are first bytes.
+pub(super) fn decode_rows(bytes: &[u8], dtype: DType, dim: usize, starts: impl Iterator<Item = usize>) -> Vec<f64> {
+    let mut values = Vec::new();
+    for start in starts {
+        let end = values.len();
+        values.resize(end + dim, 0.0);
+        decode_into(&bytes[start..start + dim * dtype.size()], dtype, &mut values[end..]);
+    }
+    values
+}
+
+/// Writes `values` into rows of `dim` elements of a tensor, each value rounded once. Bytes between rows are left as they are.
+pub(super) fn encode_rows(
+    values: &[f64],
+    dtype: DType,
+    dim: usize,
+    starts: impl Iterator<Item = usize>,
+    bytes: &mut [u8],
+) {
+    for (start, row) in starts.zip(values.chunks_exact(dim)) {
+        encode_into(row, dtype, &mut bytes[start..start + dim * dtype.size()]);
+    }
+}
+
 pub(super) fn encode_into(values: &[f64], dtype: DType, bytes: &mut [u8]) {
     match dtype {
         DType::F32 => {

@@ -3,7 +3,7 @@
 use super::HostScoreMod;
 use super::core::{Computed, KeyPlace, Sequence, Setting, Tensor, compute};
 use super::dense::{Given, PageTable};
-use super::element::{decode, decode_index, decode_into, encode_into};
+use super::element::{decode, decode_index, decode_rows, encode_rows};
 use crate::{Alignment, DType, IndexType, Operand, Reason, Refusal, TokenStrides, VarlenProblem};
 
 /// Operands of the reference for packed sequences: the bytes that a device would be given, as [`crate::VarlenOperands`]
@@ -176,10 +176,7 @@ impl VarlenHostOutput {
     /// [`Reason::OperandTooSmall`] where `bytes` ends before the tensor.
     pub fn write_o(&self, problem: &VarlenProblem, bytes: &mut [u8]) -> Result<(), Refusal> {
         let rows = output_rows(problem, bytes.len())?;
-        let row_bytes = problem.shape.v_head_dim * problem.dtype.size();
-        for (start, row) in rows.zip(self.o.chunks_exact(problem.shape.v_head_dim)) {
-            encode_into(row, problem.dtype, &mut bytes[start..start + row_bytes]);
-        }
+        encode_rows(&self.o, problem.dtype, problem.shape.v_head_dim, rows, bytes);
         Ok(())
     }
 
@@ -191,14 +188,7 @@ impl VarlenHostOutput {
     /// [`Reason::OperandTooSmall`] where `bytes` ends before the tensor.
     pub fn read_o(problem: &VarlenProblem, bytes: &[u8]) -> Result<Vec<f64>, Refusal> {
         let rows = output_rows(problem, bytes.len())?;
-        let dim = problem.shape.v_head_dim;
-        let mut values = Vec::new();
-        for start in rows {
-            let end = values.len();
-            values.resize(end + dim, 0.0);
-            decode_into(&bytes[start..start + dim * problem.dtype.size()], problem.dtype, &mut values[end..]);
-        }
-        Ok(values)
+        Ok(decode_rows(bytes, problem.dtype, problem.shape.v_head_dim, rows))
     }
 }
 

@@ -368,15 +368,28 @@ impl Builder {
         past: Option<(usize, Rows)>,
         present: Option<usize>,
     ) -> (Place, Strides) {
+        self.gathered(dtype, (Place::input(input), new), past, None, present)
+    }
+
+    /// [`Builder::keys`] of rows that may be part of an input, with the vector at `add` added to each new one.
+    pub(super) fn gathered(
+        &mut self,
+        dtype: DType,
+        (place, new): (Place, Rows),
+        past: Option<(usize, Rows)>,
+        add: Option<Place>,
+        present: Option<usize>,
+    ) -> (Place, Strides) {
         let rows = new.rows + past.map_or(0, |(_, past)| past.rows);
         let strides = Strides::bhsd(new.heads, rows, new.dim);
+        let in_place = past.is_none() && add.is_none();
         let to = match present {
             Some(output) => {
                 let shape = vec![new.batch, new.heads, rows, new.dim];
                 self.outputs[output] = Some(OutputSpec { element: dtype.into(), shape });
                 Place::output(output)
             }
-            None if past.is_none() => return (Place::input(input), new.strides),
+            None if in_place => return (place, new.strides),
             None => self.scratch(new.batch * new.heads * rows * new.dim * dtype.size()),
         };
         self.gathers.push(Gather {
@@ -387,12 +400,12 @@ impl Builder {
             past_rows: past.map_or(0, |(_, past)| past.rows),
             new_rows: new.rows,
             past: past.map(|(input, past)| (Place::input(input), past.strides)),
-            new: (Place::input(input), new.strides),
-            add: None,
+            new: (place, new.strides),
+            add,
             to: (to, strides),
         });
-        // Without a past the input is as good as the copy, and need not be waited for.
-        if past.is_none() { (Place::input(input), new.strides) } else { (to, strides) }
+        // Where the copy is only the present output, the input is as good, and need not be waited for.
+        if in_place { (place, new.strides) } else { (to, strides) }
     }
 }
 

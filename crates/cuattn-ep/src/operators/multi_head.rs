@@ -16,7 +16,7 @@ use super::Operator;
 use super::attention::{Builder, past_rows};
 use super::inputs::{Inputs, Layouts, Named, Rows};
 use super::settings::{Attributes, value};
-use crate::recipe::{Attend, DenseOperands, Gather, KeyPadding, PackBias, Place, Recipe};
+use crate::recipe::{Attend, DenseOperands, KeyPadding, PackBias, Place, Recipe};
 use crate::tensor::{Layout, OutputSpec};
 use crate::{AttributeKind, ElementType, InputInfo, Node, Reason};
 
@@ -183,17 +183,15 @@ impl Operator for MultiHeadAttention {
         let hidden = self.heads * v_rows.dim;
         let output = OutputSpec { element: dtype.into(), shape: vec![shape.batch, shape.q_len, hidden] };
         recipe.outputs[0] = Some(output);
-        let (q_place, q_strides) = self.placed(&mut recipe, dtype, q, None, add.map(|add| add[0]), None);
-        let (k_place, k_strides) = self.placed(
-            &mut recipe,
+        let (q_place, q_strides) = recipe.gathered(dtype, q, None, add.map(|add| add[0]), None);
+        let (k_place, k_strides) = recipe.gathered(
             dtype,
             k,
             past.map(|(key, _)| (PAST_KEY, key)),
             add.map(|add| add[1]),
             self.present(PRESENT_KEY),
         );
-        let (v_place, v_strides) = self.placed(
-            &mut recipe,
+        let (v_place, v_strides) = recipe.gathered(
             dtype,
             v,
             past.map(|(_, value)| (PAST_VALUE, value)),
@@ -320,42 +318,6 @@ impl MultiHeadAttention {
         bias.must_be("length", bias.shape()[0], need, "the hidden sizes of query, key and value together")?;
         let at = |part: usize| Place::input(BIAS).at(part * hidden * dtype.size());
         Ok(Some([at(0), at(1), at(2)]))
-    }
-
-    /// Rows as attention takes them: where they are, or gathered with the past and the bias.
-    fn placed(
-        &self,
-        recipe: &mut Builder,
-        dtype: DType,
-        (place, new): (Place, Rows),
-        past: Option<(usize, Rows)>,
-        add: Option<Place>,
-        present: Option<usize>,
-    ) -> (Place, Strides) {
-        let rows = new.rows + past.map_or(0, |(_, past)| past.rows);
-        let strides = Strides::bhsd(new.heads, rows, new.dim);
-        let to = match present {
-            Some(output) => {
-                let shape = vec![new.batch, new.heads, rows, new.dim];
-                recipe.outputs[output] = Some(OutputSpec { element: dtype.into(), shape });
-                Place::output(output)
-            }
-            None if past.is_none() && add.is_none() => return (place, new.strides),
-            None => recipe.scratch(new.batch * new.heads * rows * new.dim * dtype.size()),
-        };
-        recipe.gathers.push(Gather {
-            dtype,
-            batch: new.batch,
-            heads: new.heads,
-            dim: new.dim,
-            past_rows: past.map_or(0, |(_, past)| past.rows),
-            new_rows: new.rows,
-            past: past.map(|(input, past)| (Place::input(input), past.strides)),
-            new: (place, new.strides),
-            add,
-            to: (to, strides),
-        });
-        if past.is_none() && add.is_none() { (place, new.strides) } else { (to, strides) }
     }
 
     fn pack(
