@@ -9,9 +9,8 @@ use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
 use crate::gpu_report::path_for;
-use crate::gpu_test::make_executable;
 use crate::step::{Outcome, succeed};
-use crate::{artifact, repository};
+use crate::{artifact, bundle, repository};
 
 /// Compares ours with PyTorch's attention and FlashAttention-3 on this machine's GPU, in one process
 #[derive(Debug, clap::Args)]
@@ -29,9 +28,6 @@ pub(crate) struct Args {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     compare: Vec<String>,
 }
-
-/// The most that a bundle may weigh, without wheels: it must travel.
-const LARGEST_BUNDLE: u64 = 64 << 20;
 
 const RUN: &str = include_str!("bench/run.sh");
 
@@ -72,27 +68,15 @@ fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
     let library = artifact::shared_library("cuattn-benches", "cuattn_bench")?;
     let scripts = folder.join("peers");
     fs::create_dir_all(&scripts).with_context(|| format!("cannot make the folder {}", scripts.display()))?;
-    let packed = folder.join("libcuattn_bench.so");
-    // A loaded or read-only old copy is replaced, not written into.
-    let _ = fs::remove_file(&packed);
-    fs::copy(&library, &packed).with_context(|| format!("cannot copy the library to {}", packed.display()))?;
+    let packed = bundle::put(&library, folder, "libcuattn_bench.so")?;
     let mut bytes = fs::metadata(&packed)?.len();
     for script in scripts_of(&repository::root().join("benches/peers"))? {
         let name = script.file_name().context("a script without a name")?;
         bytes += fs::copy(&script, scripts.join(name)).with_context(|| format!("cannot copy {}", script.display()))?;
     }
     fs::write(scripts.join("commit.txt"), repository::commit())?;
-    let run = folder.join("run.sh");
-    fs::write(&run, RUN).with_context(|| format!("cannot write {}", run.display()))?;
-    make_executable(&run)?;
-    ensure!(bytes < LARGEST_BUNDLE, "the bundle has {bytes} bytes, more than {LARGEST_BUNDLE}");
-    println!(
-        "{}: {:.1} MiB, commit {}. On the GPU machine: OUT=results {}/run.sh --seconds 500",
-        folder.display(),
-        bytes as f64 / f64::from(1 << 20),
-        repository::commit(),
-        folder.display(),
-    );
+    bundle::put_run_script(folder, RUN)?;
+    bundle::announce(folder, bytes, "", " --seconds 500")?;
     println!("A FlashAttention-3 wheel in {}/wheels is compared with too.", folder.display());
     println!("then here: cargo xtask bench --import results/peers.json");
     Ok(ExitCode::SUCCESS)
@@ -175,6 +159,7 @@ fn acceptable(report: &Report) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::make_executable;
 
     #[cfg(unix)]
     #[test]

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::bail;
 
 use crate::step::{Outcome, succeed};
-use crate::{artifact, gpu_report, repository};
+use crate::{artifact, bundle, gpu_report, repository};
 
 /// Runs the parity suites on this machine's GPU, or packs them for a machine without Rust
 #[derive(Debug, clap::Args)]
@@ -28,9 +28,6 @@ pub(crate) struct Args {
     #[arg(long)]
     sanitize: bool,
 }
-
-/// The most that a bundle may weigh: it must travel.
-const LARGEST_BUNDLE: u64 = 64 << 20;
 
 const RUN: &str = include_str!("gpu_test/run.sh");
 
@@ -87,41 +84,18 @@ fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
     let suites = artifact::program("cuattn-tests", "gpu-suites")?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let binary = folder.join("gpu-suites");
-    // A running or read-only old copy is replaced, not written into.
-    let _ = fs::remove_file(&binary);
-    fs::copy(&suites, &binary).with_context(|| format!("cannot copy the suites to {}", binary.display()))?;
-    let script = folder.join("run.sh");
-    fs::write(&script, RUN).with_context(|| format!("cannot write {}", script.display()))?;
-    make_executable(&script)?;
-    let bytes: u64 = [&binary, &script].iter().filter_map(|path| fs::metadata(path).ok()).map(|data| data.len()).sum();
-    ensure!(bytes < LARGEST_BUNDLE, "the bundle has {bytes} bytes, more than {LARGEST_BUNDLE}");
-    println!(
-        "{}: {:.1} MiB, commit {}. On the GPU machine: OUT=results {}/run.sh",
-        folder.display(),
-        bytes as f64 / f64::from(1 << 20),
-        repository::commit(),
-        folder.display(),
-    );
+    let binary = bundle::put(&suites, folder, "gpu-suites")?;
+    let script = bundle::put_run_script(folder, RUN)?;
+    let bytes = [&binary, &script].iter().filter_map(|path| fs::metadata(path).ok()).map(|data| data.len()).sum();
+    bundle::announce(folder, bytes, "", "")?;
     println!("then here: cargo xtask gpu-report --import results/gpu-report.json");
     Ok(ExitCode::SUCCESS)
-}
-
-#[cfg(unix)]
-pub(crate) fn make_executable(path: &Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
-}
-
-#[cfg(not(unix))]
-pub(crate) fn make_executable(_: &Path) -> anyhow::Result<()> {
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::make_executable;
 
     #[cfg(unix)]
     #[test]

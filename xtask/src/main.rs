@@ -6,6 +6,7 @@
 
 mod artifact;
 mod bench;
+mod bundle;
 mod cargo_deny;
 mod ci;
 mod gpu_report;

@@ -10,10 +10,9 @@ use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
 use crate::gpu_report::path_for;
-use crate::gpu_test::make_executable;
 use crate::step::{Outcome, command_line, succeed};
 use crate::table::table;
-use crate::{artifact, repository};
+use crate::{artifact, bundle, repository};
 
 /// Runs ONNX's attention cases and real models' nodes through ONNX Runtime with the plugin
 #[derive(Debug, clap::Args)]
@@ -44,9 +43,6 @@ const ML_DTYPES: &str = "0.6.0";
 /// The Python of the machines that a bundle is for, and the tags of wheels that fit them.
 const BUNDLE_PYTHON: &str = "3.12";
 const BUNDLE_TAGS: [&str; 4] = ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64", "any"];
-
-/// The most that a bundle may weigh: it must travel.
-const LARGEST_BUNDLE: u64 = 64 << 20;
 
 const RUN: &str = include_str!("onnx_test/run.sh");
 
@@ -163,10 +159,7 @@ fn bundle(folder: &Path, runtime: &str) -> anyhow::Result<ExitCode> {
         let _ = fs::remove_dir_all(made);
         fs::create_dir_all(made).with_context(|| format!("cannot make the folder {}", made.display()))?;
     }
-    let plugin = folder.join("libcuattn_ort.so");
-    // A loaded or read-only old copy is replaced, not written into.
-    let _ = fs::remove_file(&plugin);
-    fs::copy(&library, &plugin).with_context(|| format!("cannot copy the plugin to {}", plugin.display()))?;
+    bundle::put(&library, folder, "libcuattn_ort.so")?;
     for entry in fs::read_dir(scripts())?.filter_map(Result::ok) {
         let path = entry.path();
         if path.extension().is_some_and(|extension| extension == "py") {
@@ -182,18 +175,8 @@ fn bundle(folder: &Path, runtime: &str) -> anyhow::Result<ExitCode> {
     pip.arg("--dest").arg(&wheels);
     quiet(pip.args([format!("onnx=={ONNX}"), format!("onnxruntime=={runtime}"), format!("ml_dtypes=={ML_DTYPES}")]))?;
     fs::write(folder.join("commit.txt"), repository::commit())?;
-    let script = folder.join("run.sh");
-    fs::write(&script, RUN).with_context(|| format!("cannot write {}", script.display()))?;
-    make_executable(&script)?;
-    let bytes = size(folder)?;
-    ensure!(bytes < LARGEST_BUNDLE, "the bundle has {bytes} bytes, more than {LARGEST_BUNDLE}");
-    println!(
-        "{}: {:.1} MiB, commit {}. On the GPU machine, with Python {BUNDLE_PYTHON}: OUT=results {}/run.sh",
-        folder.display(),
-        bytes as f64 / f64::from(1 << 20),
-        repository::commit(),
-        folder.display(),
-    );
+    bundle::put_run_script(folder, RUN)?;
+    bundle::announce(folder, size(folder)?, &format!(", with Python {BUNDLE_PYTHON}"), "")?;
     println!("then here: cargo xtask onnx-test --import results/onnx.json");
     Ok(ExitCode::SUCCESS)
 }
@@ -295,6 +278,7 @@ fn keep(report: &Report, path: &Path) -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::make_executable;
 
     fn case(name: &str, features: &[&str], outcome: &str) -> Case {
         let features = features.iter().map(|&feature| feature.to_owned()).collect();

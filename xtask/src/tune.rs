@@ -11,9 +11,8 @@ use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
 use crate::gpu_report::path_for;
-use crate::gpu_test::make_executable;
 use crate::step::{Outcome, succeed};
-use crate::{artifact, repository};
+use crate::{artifact, bundle, repository};
 
 /// Measures the tiles that the flash engine's kernels could take, on this machine's GPU, or packs that for a machine without Rust
 #[derive(Debug, clap::Args)]
@@ -28,9 +27,6 @@ pub(crate) struct Args {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     tune: Vec<String>,
 }
-
-/// The most that a bundle may weigh: it must travel.
-const LARGEST_BUNDLE: u64 = 64 << 20;
 
 const RUN: &str = include_str!("tune/run.sh");
 
@@ -63,14 +59,7 @@ fn run_here(arguments: &[String]) -> anyhow::Result<ExitCode> {
 
 fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
     let bytes = pack(folder)?;
-    ensure!(bytes < LARGEST_BUNDLE, "the bundle has {bytes} bytes, more than {LARGEST_BUNDLE}");
-    println!(
-        "{}: {:.1} MiB, commit {}. On the GPU machine: OUT=results {}/run.sh --seconds 500",
-        folder.display(),
-        bytes as f64 / f64::from(1 << 20),
-        repository::commit(),
-        folder.display(),
-    );
+    bundle::announce(folder, bytes, "", " --seconds 500")?;
     println!("then here: cargo xtask tune --import results/tuning.json");
     Ok(ExitCode::SUCCESS)
 }
@@ -78,14 +67,9 @@ fn bundle(folder: &Path) -> anyhow::Result<ExitCode> {
 /// Makes the folder of a bundle, and gives its size.
 fn pack(folder: &Path) -> anyhow::Result<u64> {
     let program = artifact::program("cuattn-benches", "tune")?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let packed = folder.join("tune");
-    // A running or read-only old copy is replaced, not written into.
-    let _ = fs::remove_file(&packed);
-    let bytes = fs::copy(&program, &packed).with_context(|| format!("cannot copy it to {}", packed.display()))?;
-    let script = folder.join("run.sh");
-    fs::write(&script, RUN).with_context(|| format!("cannot write {}", script.display()))?;
-    make_executable(&script)?;
+    let packed = bundle::put(&program, folder, "tune")?;
+    bundle::put_run_script(folder, RUN)?;
+    let bytes = fs::metadata(&packed)?.len();
     Ok(bytes + RUN.len() as u64)
 }
 
@@ -135,6 +119,7 @@ fn acceptable(report: &Report) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::make_executable;
 
     #[cfg(unix)]
     #[test]
