@@ -22,7 +22,9 @@ const TOKENS: usize = 16_384;
 /// Every case, those of which the tables know least first.
 pub fn cases() -> Vec<Case> {
     let mut all = single_precision();
-    all.extend(masked());
+    all.extend(masked(Path::Mma));
+    all.extend(masked(Path::Sm90));
+    all.extend(softcapped());
     all.extend(prefill(Path::Mma, &[64, 96, 128, 192, 256], &[512, 1024, 2048, 4096]));
     all.extend(prefill(Path::Sm90, &[64, 128, 192, 256], &[512, 1024, 2048, 4096, 8192, 16_384]));
     all
@@ -62,7 +64,7 @@ fn single_precision() -> Vec<Case> {
     .collect()
 }
 
-fn masked() -> Vec<Case> {
+fn masked(path: Path) -> Vec<Case> {
     let mut all = Vec::new();
     for (head_dim, len) in [(128, 4096), (128, 1024), (64, 4096), (64, 1024)] {
         for (name, kind) in [
@@ -71,14 +73,24 @@ fn masked() -> Vec<Case> {
             ("boolean bias", BiasKind::Boolean),
         ] {
             let shape = shape(TOKENS / len, heads(head_dim), len, head_dim);
-            let plain = case(Path::Mma, shape, DType::Bf16, false);
+            let plain = case(path, shape, DType::Bf16, false);
             let bias = Bias { kind, batch: 0, head: 0, row: len as i64, key: 1, keys: len };
             let problem = Problem { mask: Mask { bias: Some(bias), ..Mask::none() }, ..plain.problem };
             let named = |text: &str| format!("{text} {name}");
-            all.push(Case { name: named(&plain.name), group: named(&plain.group), path: Path::Mma, problem });
+            all.push(Case { name: named(&plain.name), group: named(&plain.group), path, problem });
         }
     }
     all
+}
+
+fn softcapped() -> Vec<Case> {
+    let softcap = |mut case: Case| {
+        case.problem.softcap = Some(30.0);
+        case.name += " softcap";
+        case.group += " softcap";
+        case
+    };
+    prefill(Path::Sm90, &[64, 128], &[1024, 4096]).into_iter().map(softcap).collect()
 }
 
 fn prefill(path: Path, head_dims: &[usize], lens: &[usize]) -> Vec<Case> {

@@ -3,7 +3,9 @@
 use cuattn_core::lowering::MAX_SEQUENCE;
 use cuattn_core::{EngineId, Explanation, Problem, Reason, Refusal};
 use cuattn_kernels::Source;
+use cuattn_kernels::abi::TileOrder;
 use cuattn_kernels::flash::packed_heads;
+use cuattn_kernels::flash::sm90::Edges;
 use curt::Capabilities;
 
 use crate::{Path, mma, simt, sm90};
@@ -130,10 +132,8 @@ pub(crate) struct Grid {
     pub(crate) blocks: u32,
     /// Query heads folded into the rows of a tile.
     pub(crate) pack: i32,
-    /// Tiles over the packed rows of a head unit.
-    pub(crate) row_tiles: i32,
-    /// Head units whose tiles are drawn together.
-    pub(crate) section: i32,
+    /// How they are numbered.
+    pub(crate) order: TileOrder,
 }
 
 impl Grid {
@@ -147,8 +147,13 @@ impl Grid {
             Ok(blocks) if blocks <= i32::MAX as u32 => Ok(Self {
                 blocks,
                 pack: rows.pack as i32,
-                row_tiles: row_tiles as i32,
-                section: section(problem, rows.pack) as i32,
+                order: TileOrder::new(
+                    shape.batch,
+                    shape.q_heads / rows.pack,
+                    shape.group(),
+                    section(problem, rows.pack),
+                    row_tiles,
+                ),
             }),
             _ => {
                 let feature = format!("a grid of {blocks} blocks");
@@ -160,8 +165,8 @@ impl Grid {
     /// What people may want to know of it.
     pub(crate) fn details(self) -> impl Iterator<Item = String> {
         let packed = (self.pack > 1).then(|| format!("{} query heads packed into the rows of a tile", self.pack));
-        let sections =
-            (self.section > 1).then(|| format!("longest tiles first, in sections of {} heads", self.section));
+        let section = self.order.section.value;
+        let sections = (section > 1).then(|| format!("longest tiles first, in sections of {section} heads"));
         packed.into_iter().chain(sections)
     }
 }
@@ -172,9 +177,10 @@ fn section_bytes(kv_len: usize) -> usize {
     if kv_len <= 512 { 8 << 20 } else { 16 << 20 }
 }
 
-/// Whether rows see different numbers of keys.
-pub(crate) fn is_uneven(problem: &Problem) -> bool {
-    problem.mask.causal || problem.mask.window.right.is_some() || problem.mask.window.left.is_some()
+/// Which ends of what a row sees move with the row.
+pub(crate) fn edges(problem: &Problem) -> Edges {
+    let window = problem.mask.window;
+    Edges { left: window.left.is_some(), right: problem.mask.causal || window.right.is_some() }
 }
 
 /// Head units whose tiles are drawn together: several where tiles differ in length, so that the long ones of all come first; one
@@ -182,7 +188,7 @@ pub(crate) fn is_uneven(problem: &Problem) -> bool {
 fn section(problem: &Problem, pack: usize) -> usize {
     let shape = problem.shape;
     let units = shape.batch * shape.q_heads / pack;
-    if !is_uneven(problem) {
+    if !edges(problem).any() {
         return 1;
     }
     let kv_bytes = shape.kv_len.max(1) * (shape.head_dim + shape.v_head_dim) * problem.dtype.size();

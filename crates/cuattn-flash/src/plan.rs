@@ -88,8 +88,7 @@ impl FlashPlan {
             head_dim: shape.head_dim as i32,
             v_head_dim: shape.v_head_dim as i32,
             pack: kernel.grid.pack,
-            row_tiles: kernel.grid.row_tiles,
-            section: kernel.grid.section,
+            order: kernel.grid.order,
         }
     }
 

@@ -12,7 +12,7 @@ use curt::{
 };
 
 use crate::Path;
-use crate::outline::{Grid, Kernel, MIN_HEAD_DIM, Rows, is_uneven};
+use crate::outline::{Grid, Kernel, MIN_HEAD_DIM, Rows, edges};
 
 /// What a launch needs to know of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90, Vec<Reason>
     let demand = Demand {
         q_len: shape.q_len,
         heads: shape.batch * shape.q_heads,
-        uneven: is_uneven(problem),
+        edges: edges(problem),
         multiprocessors: device.multiprocessors as usize,
     };
     let variant = Sm90 {

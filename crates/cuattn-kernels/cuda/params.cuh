@@ -59,6 +59,25 @@ struct PageParams {
   i32 reserved;
 };
 
+// A number to divide by, prepared by the host: a division on the device takes longer than loading a tile's queries.
+struct Divisor {
+  u32 multiplier;
+  i32 shift;                   // n / value = n * multiplier >> shift, for n below 2^31
+  i32 value;
+};
+
+// In which order tiles are numbered (tile_scheduler.cuh).
+struct TileOrder {
+  Divisor section;             // head units whose tiles are drawn together
+  Divisor last_section;        // the same of the last section, which may be smaller
+  Divisor section_tiles;       // tiles of a section that is not the last
+  Divisor units;               // head units of a sequence
+  Divisor group;               // query heads that share a K/V head
+  i32 whole_sections;          // before the last
+  i32 row_tiles;               // tiles over the q_len * pack rows of a head unit
+  i32 reserved;
+};
+
 // Everything a fused attention kernel needs.
 struct FlashParams {
   const void* q;               // [batch, q_heads, q_len, head_dim]
@@ -72,10 +91,9 @@ struct FlashParams {
   ScoreParams score;
   i32 batch, q_heads, kv_heads, head_dim, v_head_dim;
   i32 pack;                    // query heads folded into the rows of a tile: 1, or all of a group
-  i32 row_tiles;               // tiles over the q_len * pack rows of a head unit
-  i32 section;                 // head units whose tiles are drawn together (tile_scheduler.cuh)
+  TileOrder order;
 #ifdef VARLEN
-  PackedParams packed;         // then row_tiles and section are unused: each sequence has its own
+  PackedParams packed;         // then `order` is unused: each sequence has its own
 #endif
 #if defined(VARLEN) || defined(PAGED)
   PageParams pages;

@@ -12,12 +12,11 @@ struct RowSpan {
   // Of the same rows for a whole warp.
   DEVICE RowSpan(const FlashParams& p, const Sequence& sequence, int first_row, int rows) {
     const int last = min_of(first_row + rows, sequence.q_len * pack_of(p)) - 1;
-    if (last < first_row) {
-      any = all = {0, 0};
-      return;
+    KeyRange top{0, 0}, bottom{0, 0};
+    if (last >= first_row) {
+      top = visible_keys(sequence, first_row / pack_of(p));
+      bottom = visible_keys(sequence, last / pack_of(p));
     }
-    const KeyRange top = visible_keys(sequence, first_row / pack_of(p));
-    const KeyRange bottom = visible_keys(sequence, last / pack_of(p));
     any = {warp_uniform(top.begin), warp_uniform(bottom.end)};
     all = {warp_uniform(bottom.begin), warp_uniform(top.end)};
   }

@@ -29,6 +29,9 @@ DEVICE float softcapped(float score, float cap) {
 #endif
 }
 
+// A softcapped score in units of the cap, for kernels that fold the cap into the exponential.
+DEVICE float softcapped_ratio(const ScoreParams& p, float qk) { return tanh_approx(qk * __fdividef(p.scale, p.softcap)); }
+
 // Everything between q.k and the masks, in natural units. `inside` says whether the sequence has this row and key: the user's
 // snippet, which may read buffers by them, is asked for no others.
 DEVICE float finished_score(const ScoreParams& p, float qk, int batch, int head, int q, int k, bool inside = true) {

@@ -48,14 +48,23 @@ struct Draw {
   }
 };
 
+DEVICE int divide(int n, const Divisor& divisor) { return (int)((u64)(u32)n * divisor.multiplier >> divisor.shift); }
+
+// The same order, with divisions that the host has prepared.
 DEVICE Tile tile_at(const FlashParams& p, int number, int block_rows) {
-  const int units_per_batch = computed_here(p.q_heads / pack_of(p));
-  const Draw draw(number, p.batch * units_per_batch, p.section, p.row_tiles);
+  const TileOrder& order = p.order;
+  const int sections_before = divide(number, order.section_tiles);
+  const int in_section = number - sections_before * order.section_tiles.value;
+  const bool is_last = sections_before == order.whole_sections;
+  const Divisor width{is_last ? order.last_section.multiplier : order.section.multiplier,
+                      is_last ? order.last_section.shift : order.section.shift, is_last ? order.last_section.value : order.section.value};
+  const int rank = divide(in_section, width);
+  const int unit = sections_before * order.section.value + in_section - rank * width.value;
   Tile tile;
-  tile.first_row = draw.row_tile * block_rows;
-  tile.batch = draw.unit / units_per_batch;
-  tile.head = (draw.unit - tile.batch * units_per_batch) * pack_of(p);
-  tile.kv_head = tile.head / computed_here(p.q_heads / p.kv_heads);
+  tile.first_row = (order.row_tiles - 1 - rank) * block_rows;
+  tile.batch = divide(unit, order.units);
+  tile.head = (unit - tile.batch * order.units.value) * pack_of(p);
+  tile.kv_head = divide(tile.head, order.group);
   return tile;
 }
 

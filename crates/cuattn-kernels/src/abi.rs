@@ -80,6 +80,71 @@ pub struct ScoreParams {
     pub softcap: f32,
 }
 
+/// A number to divide by on the device, prepared here: `n / value` is `n * multiplier >> shift` for `n` below 2^31.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Divisor {
+    /// The factor.
+    pub multiplier: u32,
+    /// What the product is shifted by.
+    pub shift: i32,
+    /// The number itself.
+    pub value: i32,
+}
+
+impl Divisor {
+    /// To divide by `value`, from 1 to 2^31 - 1.
+    pub fn new(value: i32) -> Self {
+        // With the least power of two that is not below the value, 2^shift / value lies between 2^31 and 2^32; rounding it up adds less
+        // than 2^-31 of itself, which changes no quotient of a number below 2^31.
+        let shift = 31 + value.max(1).unsigned_abs().next_power_of_two().trailing_zeros();
+        let multiplier = (1_u64 << shift).div_ceil(u64::from(value.max(1).unsigned_abs()));
+        Self { multiplier: multiplier as u32, shift: shift as i32, value }
+    }
+}
+
+/// In which order the tiles of a launch are numbered: by sections of head units, in each the last rows first, and units innermost.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct TileOrder {
+    /// Head units whose tiles are drawn together.
+    pub section: Divisor,
+    /// The same of the last section, which may be smaller.
+    pub last_section: Divisor,
+    /// Tiles of a section that is not the last.
+    pub section_tiles: Divisor,
+    /// Head units of a sequence.
+    pub units: Divisor,
+    /// Query heads that share a K/V head.
+    pub group: Divisor,
+    /// Sections before the last.
+    pub whole_sections: i32,
+    /// Tiles over the packed rows of a head unit.
+    pub row_tiles: i32,
+    /// Padding.
+    pub reserved: i32,
+}
+
+impl TileOrder {
+    /// The order of `row_tiles` tiles for each of `batch * units` head units, `section` of which are drawn together. There must be fewer
+    /// than 2^31 tiles, and at least one.
+    pub fn new(batch: usize, units: usize, group: usize, section: usize, row_tiles: usize) -> Self {
+        let divisor = |value: usize| Divisor::new(value as i32);
+        let whole_sections = (batch * units).saturating_sub(1) / section.max(1);
+        Self {
+            section: divisor(section),
+            last_section: divisor(batch * units - whole_sections * section),
+            // Where there is no whole section this may be more than there are tiles, and more than 31 bits hold.
+            section_tiles: divisor((section * row_tiles).min(i32::MAX as usize)),
+            units: divisor(units),
+            group: divisor(group),
+            whole_sections: whole_sections as i32,
+            row_tiles: row_tiles as i32,
+            reserved: 0,
+        }
+    }
+}
+
 /// Everything a fused attention kernel needs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -120,10 +185,8 @@ pub struct FlashParams {
     pub v_head_dim: i32,
     /// Query heads folded into the rows of a tile: 1, or all of a group.
     pub pack: i32,
-    /// Tiles over the `q_len * pack` rows of a head unit.
-    pub row_tiles: i32,
-    /// Head units whose tiles are drawn together.
-    pub section: i32,
+    /// In which order tiles are numbered.
+    pub order: TileOrder,
 }
 
 /// What the Hopper path needs beside [`FlashParams`].
@@ -234,10 +297,64 @@ mod tests {
     #[test]
     fn structs_have_the_size_that_the_device_sees() {
         assert_eq!(size_of::<MaskParams>(), 9 * 8 + 8 * 4);
-        assert_eq!(size_of::<FlashParams>(), 6 * 8 + 4 * 24 + size_of::<MaskParams>() + 4 * 8 + 2 * 4 + 8 * 4);
+        assert_eq!(
+            size_of::<FlashParams>(),
+            6 * 8 + 4 * 24 + size_of::<MaskParams>() + 4 * 8 + 2 * 4 + 6 * 4 + size_of::<TileOrder>()
+        );
+        assert_eq!(size_of::<TileOrder>(), 5 * 12 + 3 * 4);
         assert_eq!(size_of::<PackedParams>(), 4 * 8 + 6 * 4);
         assert_eq!(size_of::<PageParams>(), 8 + 4 * 4);
         assert_eq!(size_of::<VarlenParams>(), size_of::<FlashParams>() + 56 + 24);
         assert_eq!(size_of::<WorkItem>(), 32);
+    }
+
+    fn divide(n: u32, divisor: Divisor) -> u32 {
+        ((u64::from(n) * u64::from(divisor.multiplier)) >> divisor.shift) as u32
+    }
+
+    #[test]
+    fn divisors_divide() {
+        let values = (1..200).chain([
+            255,
+            256,
+            257,
+            1000,
+            65_535,
+            65_537,
+            1 << 20,
+            (1 << 30) - 1,
+            1 << 30,
+            i32::MAX - 1,
+            i32::MAX,
+        ]);
+        for value in values {
+            let unsigned = value as u32;
+            let near = |n: u32| [n.saturating_sub(1), n, n + 1];
+            let multiples = [1, 2, 3, 1000, (i32::MAX as u32 / unsigned).max(1)]
+                .map(|times| unsigned.saturating_mul(times).min((1 << 31) - 2));
+            for n in [0, 1, 2, (1 << 31) - 1].into_iter().chain(multiples.into_iter().flat_map(near)) {
+                assert_eq!(divide(n, Divisor::new(value)), n / unsigned, "{n} / {value}");
+            }
+        }
+    }
+
+    /// As `tile_at` goes about it: every unit and row tile has one number, and the last rows of a section come first.
+    #[test]
+    fn an_order_numbers_every_tile_once() {
+        for (batch, units, section, row_tiles) in
+            [(1, 1, 1, 1), (2, 3, 1, 4), (2, 3, 4, 5), (3, 4, 12, 2), (1, 7, 3, 3)]
+        {
+            let order = TileOrder::new(batch, units, 1, section, row_tiles);
+            let mut seen = std::collections::HashSet::new();
+            for number in 0..(batch * units * row_tiles) as u32 {
+                let before = divide(number, order.section_tiles);
+                let in_section = number - before * order.section_tiles.value as u32;
+                let width = if before == order.whole_sections as u32 { order.last_section } else { order.section };
+                let rank = divide(in_section, width);
+                let unit = before * order.section.value as u32 + in_section - rank * width.value as u32;
+                assert!(unit < (batch * units) as u32 && rank < row_tiles as u32, "{unit} {rank}");
+                assert!(seen.insert((unit, rank)));
+            }
+        }
     }
 }

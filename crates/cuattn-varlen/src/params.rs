@@ -2,7 +2,9 @@
 
 use cuattn_core::lowering::{MAX_SEQUENCE, address};
 use cuattn_core::{Alignment, IndexType, TokenStrides, VarlenOperands, VarlenProblem};
-use cuattn_kernels::abi::{self, FlashParams, MaskParams, PackedParams, PageParams, ScoreParams, VarlenParams};
+use cuattn_kernels::abi::{
+    self, FlashParams, MaskParams, PackedParams, PageParams, ScoreParams, TileOrder, VarlenParams,
+};
 use curt::DevicePtr;
 
 use crate::outline::Grid;
@@ -44,8 +46,8 @@ pub(crate) fn params(
         head_dim: shape.head_dim as i32,
         v_head_dim: shape.v_head_dim as i32,
         pack: grid.pack as i32,
-        row_tiles: 0,
-        section: 0,
+        // Each sequence has its own.
+        order: TileOrder::default(),
     };
     let packed = PackedParams {
         q_starts: operands.cu_seqlens_q.address(),

@@ -75,7 +75,7 @@ struct BiasTile {
 #endif
 };
 
-// Scale, softcap, score modification and bias. Without NATURAL the scores stay plain q.k.
+// Scale, softcap, score modification and bias. Without NATURAL the scores stay plain q.k, or in units of the cap.
 template <int TILES = KEY_TILES>
 DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key,
                           u32 bias_tile) {
@@ -107,5 +107,12 @@ DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& seque
       }
     }
   }
+#elif defined(SOFTCAP)
+  UNROLL for (int r = 0; r < LANE_ROWS; ++r)
+    UNROLL for (int n = 0; n < TILES; ++n)
+      UNROLL for (int e = 0; e < 2; ++e) {
+        float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
+        x = softcapped_ratio(p.score, x);
+      }
 #endif
 }

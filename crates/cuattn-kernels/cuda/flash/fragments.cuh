@@ -84,7 +84,11 @@ DEVICE int lane_key(int first_key, int n) { return first_key + n * 8 + (threadId
 // Masked keys are selected away: whatever their score was, NaN included, it is -inf from here on. TILES: of how many keys.
 template <int TILES = KEY_TILES>
 DEVICE void mask_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key) {
+#ifdef LEFT_EDGE
+  constexpr bool cut_left = LEFT_EDGE;  // known when the kernel was compiled
+#else
   const bool cut_left = sequence.left_edge > -FAR_EDGE;
+#endif
   UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
     const KeyRange range = visible_keys(sequence, place.row(p, r).row);
     // Counted from the lane's first key, so that each element is compared with a constant.

@@ -1,8 +1,9 @@
 // The running softmax of the lane's rows.
 //
-// Scores come either as plain q.k, to be multiplied by scale * log2(e) inside the exponential (scale > 0, nothing added), or, with
-// NATURAL, finished in natural units. The running maximum is raised only when a row has outgrown it by 2^8: o and the sum share
+// Scores come either as plain q.k, to be multiplied by scale * log2(e) inside the exponential (scale > 0, nothing added); or, with
+// SOFTCAP alone, in units of the cap, likewise; or, with NATURAL, finished in natural units. The running maximum is raised only when a row has outgrown it by 2^8: o and the sum share
 // the stale one, so the quotient stays exact, and most blocks need no rescale.
+#include "flash/exp2.cuh"
 #include "flash/fragments.cuh"
 #include "score.cuh"
 
@@ -36,13 +37,17 @@ struct SoftmaxState {
     }
   }
 
-  static DEVICE float log2_units(const ScoreParams& p) {
-#ifdef NATURAL
-    return LOG2E;
+  // What a score of 1 is in natural units.
+  static DEVICE float natural_units(const ScoreParams& p) {
+#if defined(NATURAL)
+    return 1.f;
+#elif defined(SOFTCAP)
+    return p.softcap;
 #else
-    return p.scale * LOG2E;
+    return p.scale;
 #endif
   }
+  static DEVICE float log2_units(const ScoreParams& p) { return natural_units(p) * LOG2E; }
 
   // Raises the running maximum of rows that have outgrown it. True, for the whole warp, if any has: then o must be multiplied, row r
   // by the factor in `rescale(r, factor)`, before anything is added to it. FIRST: nothing was seen before, so nothing is rescaled.
@@ -99,7 +104,7 @@ struct SoftmaxState {
       UNROLL for (int n = 0; n < TILES; ++n)
         UNROLL for (int e = 0; e < 2; ++e) {
           float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
-          x = exp2_approx(exponent(x, r));
+          x = POLYNOMIAL != 0 && (n * 2 + e) % (POLYNOMIAL != 0 ? POLYNOMIAL : 1) == 0 ? exp2_polynomial(exponent(x, r)) : exp2_approx(exponent(x, r));
           partial[e] += x;
         }
       sum[r] += partial[0] + partial[1];
@@ -111,11 +116,7 @@ struct SoftmaxState {
     RowResult result;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       float total = quad_sum(sum[r]);
-#ifdef NATURAL
-      float top = maximum[r];
-#else
-      float top = maximum[r] * p.score.scale;
-#endif
+      float top = maximum[r] * natural_units(p.score);
       float weight = 1.f;
       if (p.sinks != nullptr) {
         const float sink = p.sinks[place.row(p, r).head];

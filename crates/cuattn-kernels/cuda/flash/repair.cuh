@@ -22,6 +22,8 @@ struct RowRepair {
 #if BIAS != BIAS_NONE
     dot = add_bias(dot, bias_value(bias_row(p.mask, tile.batch, at.head, at.row)[key * p.mask.bias_key]));
 #endif
+#elif defined(SOFTCAP)
+    dot = softcapped_ratio(p.score, dot);
 #endif
     return dot;
   }
@@ -53,16 +55,28 @@ struct RowRepair {
   }
 };
 
+// 0 if all that the lane holds of its row r is finite, else NaN. In several chains: one would take four cycles a column.
+DEVICE float zero_if_finite(const Output& o, int r) {
+  constexpr int CHAINS = V_TILES < 4 ? V_TILES : 4;
+  float zero[CHAINS] = {};  // infinity and NaN times 0 are NaN
+  UNROLL for (int n = 0; n < V_TILES; ++n)
+    UNROLL for (int e = 0; e < 2; ++e) zero[n % CHAINS] = fmaf(o.at[r >> 1][n][(r & 1) * 2 + e], 0.f, zero[n % CHAINS]);
+  float sum = 0.f;
+  UNROLL for (int c = 0; c < CHAINS; ++c) sum += zero[c];
+  return sum;
+}
+
 // Looks at the warp's rows and repairs those that need it: `store(row of the warp, column, value)` replaces an element.
 template <typename Store>
 DEVICE void repair_rows(const FlashParams& p, const Tile& tile, const Sequence& sequence, const LanePlace& place, const Output& o,
                         const SoftmaxState& state, const RowResult& result, Store store) {
+  float zero[LANE_ROWS], any = 0.f;
+  UNROLL for (int r = 0; r < LANE_ROWS; ++r) any += zero[r] = zero_if_finite(o, r);
+  if (!__any_sync(WARP_MASK, any != 0.f)) return;
   UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-    float zero = 0.f;  // infinity and NaN times 0 are NaN
-    UNROLL for (int n = 0; n < V_TILES; ++n) zero = fmaf(o.at[r >> 1][n][(r & 1) * 2], 0.f, fmaf(o.at[r >> 1][n][(r & 1) * 2 + 1], 0.f, zero));
     // A row whose softmax is not a number, because q or a visible key is not, stays as it is.
     const bool sound = result.factor[r] * 0.f == 0.f && place.row(p, r).row < sequence.q_len;
-    u32 broken = __ballot_sync(WARP_MASK, sound && !(zero == 0.f));
+    u32 broken = __ballot_sync(WARP_MASK, sound && zero[r] != 0.f);
     while (broken != 0) {
       const int row = (__ffs(broken) - 1) >> 2;  // of the eight rows that the lanes' row r makes
       broken &= ~(0xfu << (row * 4));

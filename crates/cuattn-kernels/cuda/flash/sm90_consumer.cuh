@@ -179,13 +179,12 @@ struct Consumer {
     named_barrier_sync(BARRIER_CONSUMERS, CONSUMERS);
   }
 
-  // All blocks of a tile: those that the end of some row's keys cuts, those that every row sees, those that a window's left edge cuts.
-  DEVICE void multiply(const TileRecord& record, int q_stage) {
+  // All blocks of a tile, and how many they are: those that the end of some row's keys cuts, those that every row sees, those that a window's left edge cuts.
+  DEVICE int multiply(const TileRecord& record, int q_stage) {
     const RowSpan rows(block.params.flash, record.sequence, record.tile.first_row + slice() * GROUP_ROWS, GROUP_ROWS);
-    // Uniform registers, or every loop that these bound would count as divergent, and every descriptor in it would be moved from
-    // ordinary registers before each product.
+    // Uniform registers, as those of `rows` are, or every loop that these bound would count as divergent, and every descriptor in it
+    // would be moved from ordinary registers before each product.
     const int first = warp_uniform(record.first_block), last = warp_uniform(record.end_block) - 1;
-    const int all_begin = warp_uniform(rows.all.begin), all_end = warp_uniform(rows.all.end), any_end = warp_uniform(rows.any.end);
     clear_values_beyond(record, last, blocks_before);
     o_is_empty = true;
     rescale_due = false;
@@ -194,26 +193,31 @@ struct Consumer {
     n -= group;
     if (n < first) {  // fewer blocks than warpgroups
       o.clear();
-      return;
+      return last + 1 - first;
     }
 #endif
     mbarrier_wait(block.shared.k_full(stage_of<KV_STAGES>(place_of(n, last))), parity_of<KV_STAGES>(place_of(n, last)));
     const auto is_final = [&](int n) { return n - KEY_STRIDE < first; };
-    const auto is_cut = [&](int n) { return (n + 1) * BLOCK_KEYS > all_end; };
+    const auto is_cut_right = [&](int n) { return (n + 1) * BLOCK_KEYS > rows.all.end; };
+    const auto is_cut_left = [&](int n) { return LEFT_EDGE && n * BLOCK_KEYS < rows.all.begin; };
 #ifdef HALF_FIRST
-    if (any_end <= n * BLOCK_KEYS + BLOCK_KEYS / 2) first_step<true, KEY_TILES / 2>(record, n, last, is_final(n), q_stage);
+    if (rows.any.end <= n * BLOCK_KEYS + BLOCK_KEYS / 2) first_step<true, KEY_TILES / 2>(record, n, last, is_final(n), q_stage);
     else
 #endif
-    if (is_cut(n) || n * BLOCK_KEYS < all_begin) first_step<true, KEY_TILES>(record, n, last, is_final(n), q_stage);
+    if (is_cut_right(n) || is_cut_left(n)) first_step<true, KEY_TILES>(record, n, last, is_final(n), q_stage);
     else first_step<false, KEY_TILES>(record, n, last, is_final(n), q_stage);
     n -= KEY_STRIDE;
+    // Without an edge that moves with the rows, the end of the sequence cuts the first block alone.
+    if constexpr (RIGHT_EDGE)
 #pragma unroll 1
-    for (; n >= first && is_cut(n); n -= KEY_STRIDE) step<true>(record, n, last, is_final(n), q_stage);
+      for (; n >= first && is_cut_right(n); n -= KEY_STRIDE) step<true>(record, n, last, is_final(n), q_stage);
 #pragma unroll 1
-    for (; n >= first && n * BLOCK_KEYS >= all_begin; n -= KEY_STRIDE) step<false>(record, n, last, is_final(n), q_stage);
+    for (; n >= first && !is_cut_left(n); n -= KEY_STRIDE) step<false>(record, n, last, is_final(n), q_stage);
+    if constexpr (LEFT_EDGE)
 #pragma unroll 1
-    for (; n >= first; n -= KEY_STRIDE) step<true>(record, n, last, is_final(n), q_stage);
+      for (; n >= first; n -= KEY_STRIDE) step<true>(record, n, last, is_final(n), q_stage);
     last_product(place_of(n + KEY_STRIDE, last));
+    return last + 1 - first;
   }
 
 #ifdef SPLIT_KEYS
@@ -357,8 +361,7 @@ struct Consumer {
       if (record.tile.first_row < 0) break;
       state.clear();
       if (record.end_block > record.first_block) {
-        multiply(record, q_stage);
-        blocks_before += warp_uniform(record.end_block - record.first_block);
+        blocks_before += multiply(record, q_stage);
         if (merge()) epilogue<false>(record, q_stage);
       } else if (KEY_STRIDE == 1 || group == 0) {
 #ifdef DIRECT_STORE

@@ -233,16 +233,16 @@ impl Mma {
 
     /// Whether the tile takes more than the 255 registers that a thread has. From sm_100 on, ptxas needs a few more than before.
     fn spills_on(&self, compute_major: u32) -> bool {
-        let most_keys = if self.is_natural() { 48 } else { 32 };
+        let most_keys = if self.is_natural() || self.softcap { 48 } else { 32 };
         compute_major >= 10
             && self.head_dim.max(self.v_head_dim) > 112
             && self.tile.row_tiles == 2
             && self.tile.block_keys > most_keys
     }
 
-    /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k`.
+    /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k` or in units of the softcap.
     pub fn is_natural(&self) -> bool {
-        self.bias != BiasKind::None || self.softcap || self.score_mod.is_some() || self.unusual_scale
+        self.bias != BiasKind::None || self.score_mod.is_some() || self.unusual_scale
     }
 
     /// The kernel's source.

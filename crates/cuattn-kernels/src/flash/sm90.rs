@@ -37,6 +37,8 @@ pub struct Tile {
     pub split_keys: bool,
     /// Whether consumers write their output themselves, instead of by way of their query slice and the copy engine.
     pub direct_store: bool,
+    /// Every how many exponentials one is a polynomial, which needs no special-function unit; 0: none.
+    pub polynomial: usize,
 }
 
 impl Tile {
@@ -70,21 +72,43 @@ impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { warpgroups, block_keys, q_stages, kv_stages, .. } = *self;
         let usual = tile(warpgroups, block_keys, q_stages, kv_stages);
-        let options = [
+        let flags = [
             ("direct_store", self.direct_store, usual.direct_store),
             ("ping_pong", self.ping_pong, usual.ping_pong),
             ("half_first", self.half_first, usual.half_first),
             ("split_keys", self.split_keys, usual.split_keys),
         ];
-        let is_unusual = options.iter().any(|(_, own, usual)| own != usual);
+        let is_unusual = flags.iter().any(|(_, own, usual)| own != usual) || self.polynomial != usual.polynomial;
         if is_unusual {
             f.write_str("Tile { ")?;
         }
-        for (name, own, _) in options.iter().filter(|(_, own, usual)| own != usual) {
+        for (name, own, _) in flags.iter().filter(|(_, own, usual)| own != usual) {
             write!(f, "{name}: {own}, ")?;
+        }
+        if self.polynomial != usual.polynomial {
+            write!(f, "polynomial: {}, ", self.polynomial)?;
         }
         let (from, end) = if is_unusual { ("..", " }") } else { ("", "") };
         write!(f, "{from}tile({warpgroups}, {block_keys}, {q_stages}, {kv_stages}){end}")
+    }
+}
+
+/// Which ends of what a row sees move with the row. The text of a kernel that need not look for the others is half as long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Edges {
+    /// A window's left end.
+    pub left: bool,
+    /// A window's right end, or a causal mask's.
+    pub right: bool,
+}
+
+impl Edges {
+    /// A causal mask without a window.
+    pub const CAUSAL: Self = Self { left: false, right: true };
+
+    /// Whether rows see different keys.
+    pub const fn any(self) -> bool {
+        self.left || self.right
     }
 }
 
@@ -95,15 +119,16 @@ pub struct Demand {
     pub q_len: usize,
     /// Query heads of all sequences.
     pub heads: usize,
-    /// Whether rows see different numbers of keys: a causal mask or a window.
-    pub uneven: bool,
+    /// Where rows see different keys.
+    pub edges: Edges,
     /// Multiprocessors of the device.
     pub multiprocessors: usize,
 }
 
 impl Demand {
     /// Enough of everything: the tile for long sequences.
-    pub const PLENTY: Self = Self { q_len: 1 << 20, heads: 1024, uneven: false, multiprocessors: 132 };
+    pub const PLENTY: Self =
+        Self { q_len: 1 << 20, heads: 1024, edges: Edges { left: false, right: false }, multiprocessors: 132 };
 
     /// Whether tiles of `rows` rows leave no multiprocessor without one.
     const fn fills(&self, rows: usize) -> bool {
@@ -129,6 +154,7 @@ const fn tile(warpgroups: usize, block_keys: usize, q_stages: usize, kv_stages: 
         half_first: warpgroups == 2 && block_keys == 128,
         split_keys: false,
         direct_store: false,
+        polynomial: 0,
     }
 }
 
@@ -138,7 +164,7 @@ const fn split(block_keys: usize) -> Tile {
 
 /// Where 128-row tiles do not fill the device, and 64-row tiles fit it at once or differ in length anyway.
 fn few_tiles(demand: &Demand) -> bool {
-    !demand.fills(128) && (demand.uneven || !demand.fills(GROUP_ROWS))
+    !demand.fills(128) && (demand.edges.any() || !demand.fills(GROUP_ROWS))
 }
 
 const fn always(_: &Demand) -> bool {
@@ -155,10 +181,10 @@ const TILES: &[TileChoice] = &[
     TileChoice {
         head_dim: 64,
         v_head_dim: 64,
-        suits: |demand| demand.fills(192) && (demand.q_len > 1024 || !demand.uneven),
-        tile: tile(3, 128, 2, 3),
+        suits: |demand| demand.fills(192) && (demand.q_len > 1024 || !demand.edges.any()),
+        tile: tile(3, 128, 2, 4),
     },
-    TileChoice { head_dim: 64, v_head_dim: 64, suits: always, tile: tile(2, 128, 2, 3) },
+    TileChoice { head_dim: 64, v_head_dim: 64, suits: always, tile: tile(2, 128, 2, 4) },
     TileChoice { head_dim: 128, v_head_dim: 128, suits: always, tile: tile(2, 128, 2, 2) },
     TileChoice { head_dim: 192, v_head_dim: 128, suits: always, tile: tile(2, 128, 1, 2) },
     TileChoice {
@@ -190,12 +216,10 @@ const CANDIDATES: &[Candidates] = &[
             tile(2, 128, 2, 2),
             tile(2, 128, 2, 3),
             tile(2, 128, 2, 4),
-            tile(2, 96, 2, 3),
-            tile(2, 160, 2, 2),
             tile(2, 192, 2, 2),
             tile(3, 128, 2, 2),
             tile(3, 128, 2, 3),
-            tile(3, 96, 2, 3),
+            tile(3, 128, 2, 4),
             split(128),
         ],
     },
@@ -203,14 +227,11 @@ const CANDIDATES: &[Candidates] = &[
         above: 64,
         head_dim: 128,
         tiles: &[
+            tile(2, 128, 2, 2),
             tile(2, 128, 1, 2),
-            tile(2, 96, 2, 2),
-            tile(2, 64, 2, 3),
-            tile(2, 112, 2, 2),
+            tile(2, 64, 2, 4),
             tile(2, 160, 1, 2),
             tile(2, 176, 1, 2),
-            tile(3, 64, 1, 3),
-            tile(3, 80, 1, 2),
             split(64),
         ],
     },
@@ -221,6 +242,9 @@ const CANDIDATES: &[Candidates] = &[
     },
     Candidates { above: 192, head_dim: 256, tiles: &[tile(2, 80, 1, 2), tile(2, 48, 1, 2), tile(2, 32, 1, 4)] },
 ];
+
+/// Shares of polynomials among the exponentials that tuning measures, in the tile of the table.
+const POLYNOMIALS: [usize; 4] = [16, 8, 6, 4];
 
 /// Shared memory that a block has on Hopper, less the records of its tiles.
 const MOST_SHARED_BYTES: usize = 232_448 - 192;
@@ -236,6 +260,8 @@ pub struct Sm90 {
     pub v_head_dim: usize,
     /// How a block divides its work.
     pub tile: Tile,
+    /// Which ends of what a row sees move with the row.
+    pub edges: Edges,
     /// What the bias is.
     pub bias: BiasKind,
     /// Whether scores are softcapped.
@@ -260,6 +286,7 @@ impl Sm90 {
             head_dim,
             v_head_dim,
             tile,
+            edges: demand.edges,
             bias: BiasKind::None,
             softcap: false,
             score_mod: None,
@@ -273,13 +300,16 @@ impl Sm90 {
         let meant = |candidates: &&Candidates| (candidates.above + 1..=candidates.head_dim).contains(&widest);
         let more = CANDIDATES.iter().filter(meant).flat_map(|candidates| candidates.tiles).copied();
         let mut all = vec![self.clone()];
+        for polynomial in POLYNOMIALS {
+            all.push(Self { tile: Tile { polynomial, ..self.tile }, ..self.clone() });
+        }
         for tile in std::iter::once(self.tile).chain(more) {
             // Warpgroups that split the keys have no turns to take.
             let options: &[_] =
                 if tile.split_keys { &[(false, false)] } else { &[(true, true), (true, false), (false, false)] };
             for &(ping_pong, half_first) in options {
                 let direct_store = self.tile.direct_store;
-                let half_first = half_first && tile.half_first;
+                let half_first = half_first && tile.half_first && self.edges.right;
                 let tile = Tile { ping_pong, half_first, direct_store, ..tile };
                 let candidate = Self { tile, ..self.clone() };
                 if candidate.is_legal() && !all.contains(&candidate) {
@@ -310,7 +340,7 @@ impl Sm90 {
             self.tile = Tile { direct_store, ..tile(2, 128, 2, 2) };
         } else if self.tile.warpgroups > 2 && bias != BiasKind::Element {
             // The 160 registers of a thread do not hold such a bias beside the scores: 92 bytes of spills as float32, 1188 as bytes.
-            self.tile = Tile { direct_store, ..tile(2, 128, 2, 3) };
+            self.tile = Tile { direct_store, ..tile(2, 128, 2, 4) };
         }
         let panel_keys = PANEL * 2 / bias.size(self.element);
         self.tile.block_keys = self.tile.block_keys / panel_keys.max(64) * panel_keys.max(64);
@@ -327,9 +357,14 @@ impl Sm90 {
         (self.tile.block_keys > 0).then_some(self)
     }
 
-    /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k`.
+    /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k` or in units of the softcap.
     pub fn is_natural(&self) -> bool {
-        self.bias != BiasKind::None || self.softcap || self.score_mod.is_some() || self.unusual_scale
+        self.bias != BiasKind::None || self.score_mod.is_some() || self.unusual_scale
+    }
+
+    /// Without a right edge there is no diagonal.
+    const fn half_first(&self) -> bool {
+        self.tile.half_first && self.edges.right
     }
 
     /// The kernel's source. It takes the maps of q, k, v and o and one [`crate::abi::Sm90Params`].
@@ -347,8 +382,11 @@ impl Sm90 {
             .define("CONSUMER_REGISTERS", consumer)
             .define("PRODUCER_REGISTERS", producer)
             .define("BIAS", self.bias as u32)
+            .define("LEFT_EDGE", u32::from(self.edges.left))
+            .define("RIGHT_EDGE", u32::from(self.edges.right))
+            .define("POLYNOMIAL", self.tile.polynomial)
             .define_if(self.tile.ping_pong, "PING_PONG")
-            .define_if(self.tile.half_first, "HALF_FIRST")
+            .define_if(self.half_first(), "HALF_FIRST")
             .define_if(self.tile.split_keys, "SPLIT_KEYS")
             .define_if(self.tile.direct_store, "DIRECT_STORE")
             .define_if(self.v_head_dim > 128, "RESCALE_BEFORE")
@@ -356,7 +394,7 @@ impl Sm90 {
             .define_if(self.is_natural(), "NATURAL")
             .product_width(self.tile.block_keys)
             .product_width(v_columns)
-            .product_width(if self.tile.half_first { self.tile.block_keys / 2 } else { v_columns })
+            .product_width(if self.half_first() { self.tile.block_keys / 2 } else { v_columns })
             .score_mod(self.score_mod.as_deref())
     }
 
@@ -388,8 +426,8 @@ pub fn variants() -> Vec<Variant> {
         }
     }
     let few = Demand { q_len: 512, ..Demand::PLENTY };
-    push("bf16 d64 short".to_owned(), Sm90::plain(Element::Bf16, 64, 64, Demand { uneven: true, ..few }), true);
-    let few = Demand { q_len: 512, heads: 8, uneven: true, multiprocessors: 132 };
+    push("bf16 d64 short".to_owned(), Sm90::plain(Element::Bf16, 64, 64, Demand { edges: Edges::CAUSAL, ..few }), true);
+    let few = Demand { q_len: 512, heads: 8, edges: Edges::CAUSAL, multiprocessors: 132 };
     for d in [64, 128] {
         push(format!("bf16 d{d} split keys"), Sm90::plain(Element::Bf16, d, d, few), true);
     }
