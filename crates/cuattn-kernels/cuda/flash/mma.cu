@@ -199,7 +199,9 @@ DEVICE void compute_tile(const FlashParams& p, const BlockContext& context, unsi
         if (!warp_rows.sees_all(first_key, first_key + BLOCK_KEYS)) mask_scores(s, p, sequence, place, first_key);
         const MaskedKeys masked = selecting ? masked_keys(s) : MaskedKeys{};
         state.raise_maximum<false>(s, p.score, [&](int r, float factor) { o.scale_row(r, factor); });
-        state.exponentiate(s, p.score);
+        float added[LANE_ROWS];
+        state.exponentiate(s, p.score, added);
+        state.add(added);
         if (selecting) SelectedProduct::accumulate(o, s, masked, v_tiles + (block & 1) * V_STAGE, warp_scratch);
         else multiply_pv(o, s, lane_at.v + (block & 1) * V_STAGE);
       }

@@ -8,6 +8,9 @@
 #include "score.cuh"
 
 constexpr float LAZY_RESCALE_LOG2 = 8.f;
+// A lane's sum of a block that shows a maximum outgrown: more than the above allows it. Its parts must fit float16.
+constexpr float OUTGROWN_SUM = 32768.f;
+static_assert(BLOCK_KEYS / 4 * 256 <= 32768, "a maximum that was looked for is not outgrown");
 // A maximum below this comes from a bias of huge negatives. Multiplied by log2(e) it may overflow, so it is subtracted first.
 constexpr float HUGE_NEGATIVE = -1e37f;
 constexpr int MAX_CHAINS = KEY_TILES < 4 ? KEY_TILES : ROW_TILES == 1 ? 4 : 2;  // independent maxima, for latency
@@ -81,8 +84,8 @@ struct SoftmaxState {
     return false;
   }
 
-  // Turns the scores into probabilities relative to the running maximum.
-  template <int TILES = KEY_TILES> DEVICE void exponentiate(Scores& s, const ScoreParams& p) {
+  // Turns the scores into probabilities relative to the running maximum. `added` is what they add to the sum.
+  template <int TILES = KEY_TILES> DEVICE void exponentiate(Scores& s, const ScoreParams& p, float (&added)[LANE_ROWS]) const {
     const float units = log2_units(p);
     float base[LANE_ROWS];
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) base[r] = finite_or_zero(maximum[r]);
@@ -90,15 +93,55 @@ struct SoftmaxState {
     bool huge = false;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) huge |= base[r] < HUGE_NEGATIVE;
     if (__any_sync(WARP_MASK, huge)) {
-      exponentiate_each<TILES>(s, [&](float x, int r) { return (x - base[r]) * units; });
+      exponentiate_each<TILES>(s, added, [&](float x, int r) { return (x - base[r]) * units; });
       return;
     }
 #endif
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) base[r] *= units;
-    exponentiate_each<TILES>(s, [&](float x, int r) { return fmaf(x, units, -base[r]); });
+    exponentiate_each<TILES>(s, added, [&](float x, int r) { return fmaf(x, units, -base[r]); });
   }
 
-  template <int TILES, typename Exponent> DEVICE void exponentiate_each(Scores& s, Exponent exponent) {
+  DEVICE void add(const float (&added)[LANE_ROWS]) {
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) sum[r] += added[r];
+  }
+
+  // Whether every row of the warp has a maximum from some key, and none so low that exponents would overflow on their way.
+  DEVICE bool is_settled() const {
+    bool settled = true;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) settled &= !(maximum[r] < HUGE_NEGATIVE);
+    return __all_sync(WARP_MASK, settled);
+  }
+
+  // Whether what a block adds to the sums shows that a row's maximum lies far below the block's largest score.
+  static DEVICE bool is_outgrown(const float (&added)[LANE_ROWS]) {
+    bool outgrown = false;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) outgrown |= added[r] > OUTGROWN_SUM;
+    return __any_sync(WARP_MASK, outgrown);
+  }
+
+  // Raises the maximum to the block's largest score after the exponentials, and scales everything that was computed with the old one; o
+  // must be multiplied too, row r by the factor in `rescale(r, factor)`. False where a probability is infinite and nothing can be saved.
+  template <int TILES, typename Rescale> DEVICE bool raise_afterwards(Scores& s, const ScoreParams& p, float (&added)[LANE_ROWS], Rescale rescale) {
+    const float units = log2_units(p);
+    bool finite = true;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+      float top = 1.f;
+      UNROLL for (int n = 0; n < TILES; ++n)
+        UNROLL for (int e = 0; e < 2; ++e) top = fmaxf(top, s.at[r >> 1][n][(r & 1) * 2 + e]);
+      top = quad_max(top);
+      finite &= top < INFINITY_F32;
+      const float raised = maximum[r] + __fdividef(log2_approx(top), units), factor = exp2_approx((maximum[r] - raised) * units);
+      maximum[r] = raised;
+      sum[r] *= factor;
+      added[r] *= factor;
+      UNROLL for (int n = 0; n < TILES; ++n)
+        UNROLL for (int e = 0; e < 2; ++e) s.at[r >> 1][n][(r & 1) * 2 + e] *= factor;
+      rescale(r, factor);
+    }
+    return __all_sync(WARP_MASK, finite);
+  }
+
+  template <int TILES, typename Exponent> static DEVICE void exponentiate_each(Scores& s, float (&added)[LANE_ROWS], Exponent exponent) {
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       float partial[2] = {0.f, 0.f};
       UNROLL for (int n = 0; n < TILES; ++n)
@@ -107,7 +150,7 @@ struct SoftmaxState {
           x = POLYNOMIAL != 0 && (n * 2 + e) % (POLYNOMIAL != 0 ? POLYNOMIAL : 1) == 0 ? exp2_polynomial(exponent(x, r)) : exp2_approx(exponent(x, r));
           partial[e] += x;
         }
-      sum[r] += partial[0] + partial[1];
+      added[r] = partial[0] + partial[1];
     }
   }
 

@@ -16,6 +16,9 @@ struct Consumer {
   bool o_is_empty;                 // nothing has been added to o yet
   bool rescale_due;
   float rescale[LANE_ROWS];
+  bool settled;                    // every row's maximum is good enough to go on without looking for the largest score of a block
+  bool is_hopeful;                 // this tile may do so
+  bool overflow;                   // it should not have
 
   DEVICE Consumer(const Block& block, int group) : block(block), group(group) {}
 
@@ -60,8 +63,20 @@ struct Consumer {
   }
 
   template <bool FIRST, int TILES = KEY_TILES> DEVICE bool softmax(Scores& s) {
-    const bool due = state.template raise_maximum<FIRST, TILES>(s, block.params.flash.score, [&](int r, float factor) { rescale[r] = factor; });
-    state.template exponentiate<TILES>(s, block.params.flash.score);
+    const auto remember = [&](int r, float factor) { rescale[r] = factor; };
+    const ScoreParams& p = block.params.flash.score;
+    bool due = false;
+    if (FIRST || !settled) {
+      due = state.template raise_maximum<FIRST, TILES>(s, p, remember);
+      settled = is_hopeful && state.is_settled();
+    }
+    float added[LANE_ROWS];
+    state.template exponentiate<TILES>(s, p, added);
+    if (!FIRST && SoftmaxState::is_outgrown(added)) {
+      overflow |= !state.template raise_afterwards<TILES>(s, p, added, remember);
+      due = true;
+    }
+    state.add(added);
     return due;
   }
 
@@ -360,6 +375,7 @@ struct Consumer {
       const TileRecord& record = block.records[number % RECORDS];
       if (record.tile.first_row < 0) break;
       state.clear();
+      is_hopeful = true; overflow = false;
       if (record.end_block > record.first_block) {
         blocks_before += multiply(record, q_stage);
         if (merge()) epilogue<false>(record, q_stage);
