@@ -4,6 +4,10 @@
 // of keys). The last warpgroup produces: its first lane draws tiles and issues every load; one lane of each of its other warps
 // stores the output of one consumer. A block is persistent: it takes tiles until there are none left, and no barrier spans the
 // boundary of a tile, so the loads of the next one run under the end of this one.
+#define ROW_TILES 1
+#define WARPS (4 * WARPGROUPS)
+#define UNPACKED
+#define BIAS_BY_COPY_ENGINE
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
@@ -32,6 +36,20 @@ struct alignas(16) TileRecord {
   Sequence sequence;
   int first_block, end_block;
 };
+
+#ifndef VARLEN
+// Which tiles there are. Of packed sequences, varlen/tile_source.cuh tells.
+struct TileSource {
+  DEVICE void prepare(const FlashParams&) const {}
+  // Whether there is a tile `number`, which is then written to `tile`, and how many there are to `tiles`.
+  DEVICE bool find(Tile& tile, u32& tiles, const Sm90Params& params, u32 number) const {
+    tiles = params.tiles;
+    if (number >= tiles) return false;
+    tile = tile_at(params.flash, number, TILE_ROWS);
+    return true;
+  }
+};
+#endif
 
 constexpr int Q_SLICE_BYTES = GROUP_ROWS * PANEL_ROW * QK_PANELS;
 constexpr int K_PANEL_BYTES = BLOCK_KEYS * PANEL_ROW;

@@ -165,10 +165,10 @@ struct Consumer {
   }
 
   // Values of keys beyond the sequence's length are whatever the tensor holds there, and 0 * NaN is NaN: they become zeros. Only the
-  // block that a tile begins with can hold such keys, and only where lengths come from the device.
+  // block that a tile begins with can hold such keys, and only where the boxes of its sequence do not end with it.
   DEVICE void clear_values_beyond(const TileRecord& record, int n, u32 at) const {
     const int valid = record.sequence.kv_len - n * BLOCK_KEYS;
-    if (valid >= BLOCK_KEYS || record.sequence.kv_len == block.params.flash.mask.kv_len) return;
+    if (valid >= BLOCK_KEYS || values_end_with(block.params.flash, record.sequence)) return;
     mbarrier_wait(block.shared.v_full(stage_of<KV_STAGES>(at)), parity_of<KV_STAGES>(at));
     const u32 v = block.shared.v + stage_of<KV_STAGES>(at) * V_BYTES;
     for (int i = threadIdx.x; i < (BLOCK_KEYS - valid) * V_PANELS * 8; i += CONSUMERS) {
@@ -278,7 +278,7 @@ struct Consumer {
     const int lane = threadIdx.x & 31, quad = lane & 3;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       const int row = record.tile.first_row + slice() * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2) + r * 8;
-      Scalar* out = static_cast<Scalar*>(p.o) + record.tile.batch * p.o_strides.batch + record.tile.head * p.o_strides.head + row * p.o_strides.row;
+      Scalar* out = static_cast<Scalar*>(p.o) + query_base(p.o_strides, record.tile) + record.tile.head * p.o_strides.head + row * p.o_strides.row;
       UNROLL for (int first = 0; first < V_TILES; first += 4) {
         Chunk chunk;
         UNROLL for (int i = 0; i < 4; ++i)
@@ -310,8 +310,7 @@ struct Consumer {
     if (p.log_sum_exp == nullptr || (threadIdx.x & 3) != 0) return;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       const int row = record.tile.first_row + slice() * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2) + r * 8;
-      if (row < record.sequence.q_len)
-        p.log_sum_exp[((i64)record.tile.batch * p.q_heads + record.tile.head) * p.mask.q_len + row] = result.log_sum_exp[r];
+      if (row < record.sequence.q_len) p.log_sum_exp[log_sum_exp_at(p, record.tile, {row, record.tile.head})] = result.log_sum_exp[r];
     }
   }
 
@@ -326,7 +325,7 @@ struct Consumer {
     if (EMPTY) return;
     __syncwarp();
     repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int, const PackedRow& at, int column, float value) {
-      Scalar* out = static_cast<Scalar*>(p.o) + record.tile.batch * p.o_strides.batch + at.head * p.o_strides.head + at.row * p.o_strides.row;
+      Scalar* out = static_cast<Scalar*>(p.o) + query_base(p.o_strides, record.tile) + at.head * p.o_strides.head + at.row * p.o_strides.row;
       out[column] = Element::store(value);
     });
 #else
