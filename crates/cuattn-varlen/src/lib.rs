@@ -54,6 +54,7 @@ mod params;
 mod path;
 mod plan;
 mod simt;
+mod sm90;
 
 pub use engine::{Varlen, VarlenPath};
 pub use path::Path;

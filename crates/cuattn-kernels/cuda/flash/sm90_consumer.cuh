@@ -146,10 +146,14 @@ struct Consumer {
   }
 
   DEVICE void release_k(int keys, int q_stage, bool is_final) const {
-    if (!is_leader()) return;
-    mbarrier_arrive(block.shared.k_empty(keys));
+    if (is_leader()) mbarrier_arrive(block.shared.k_empty(keys));
+    if (is_final) release_q(q_stage);
+  }
+
+  // With an output that is staged in the queries' place, that one is free when it has been stored.
+  DEVICE void release_q(int q_stage) const {
 #ifdef DIRECT_STORE
-    if (is_final) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
+    if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
 #endif
   }
 
@@ -194,6 +198,7 @@ struct Consumer {
     n -= group;
     if (n < first) {  // fewer blocks than warpgroups
       o.clear();
+      release_q(q_stage);
       return;
     }
 #endif
@@ -359,11 +364,12 @@ struct Consumer {
         multiply(record, q_stage);
         blocks_before += warp_uniform(record.end_block - record.first_block);
         if (merge()) epilogue<false>(record, q_stage);
-      } else if (KEY_STRIDE == 1 || group == 0) {
-#ifdef DIRECT_STORE
-        if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
+      } else {
+#ifdef SPLIT_KEYS
+        named_barrier_sync(BARRIER_CONSUMERS, CONSUMERS);  // nothing is handed over here, so one could fall behind
 #endif
-        epilogue<true>(record, q_stage);
+        release_q(q_stage);
+        if (KEY_STRIDE == 1 || group == 0) epilogue<true>(record, q_stage);
       }
     }
   }
