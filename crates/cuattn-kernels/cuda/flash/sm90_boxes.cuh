@@ -22,6 +22,7 @@ DEVICE bool leads_loads() { return LOADER_LANES == 1 || (threadIdx.x & 31) == 0;
 DEVICE void sync_loads() {
   if (LOADER_LANES > 1) __syncwarp();
 }
+DEVICE u32 from_leader(u32 x) { return LOADER_LANES > 1 ? __shfl_sync(WARP_MASK, x, 0) : x; }
 
 // GROUP_ROWS rows of q or o from row `row` of the tile's sequence on.
 DEVICE auto query_box(const Tile& tile, int column, int row) {

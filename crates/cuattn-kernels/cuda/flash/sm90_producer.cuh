@@ -100,7 +100,7 @@ struct Loader {
     return true;
   }
 
-  // The next tile's number, for the lane that leads.
+  // The next number, for the lane that leads.
   DEVICE u32 draw_tile() const { return leads_loads() ? draw(block.params.counter, tiles - 1) : 0; }
 
   DEVICE void run() {
@@ -109,7 +109,7 @@ struct Loader {
       tma_prefetch_map(block.maps.k);
       tma_prefetch_map(block.maps.v);
     }
-    u32 number = blockIdx.x;
+    u32 drawn = blockIdx.x - gridDim.x;  // the first tiles are not drawn: block i begins with number i
     bool value_is_due = false;  // the last V of the tile before
     while (true) {
       // Nobody reads this record any more: its last tile was done before the queries of the tile before this one could be loaded.
@@ -125,7 +125,7 @@ struct Loader {
         value_is_due = false;
       }
 #endif
-      const bool found = find(record, number);
+      const bool found = find(record, from_leader(drawn) + computed_here(gridDim.x));
       if (value_is_due) load_last_v();
       if (!found) break;
       const int first_block = record.first_block, end_block = record.end_block;
@@ -134,17 +134,13 @@ struct Loader {
       if (Q_STAGES > 1 || !value_is_due) publish(record, value_is_due);
       // Drawn late: an early draw would hand tiles to blocks in an order that has nothing to do with when they are free.
       for (int n = end_block - 1; n >= first_block; --n) {
-        if (n == first_block) number = draw_tile();
+        if (n == first_block) drawn = draw_tile();
         load_k(record, n);
         if (Q_STAGES == 1 && n == end_block - 1) publish(record, true);
         if (n < end_block - 1) load_v(record, n + 1, keys_begun - 2);
         load_bias(record, n, keys_begun - 1);
       }
-      if (!value_is_due) number = draw_tile();
-#ifdef VARLEN
-      number = __shfl_sync(WARP_MASK, number, 0);
-#endif
-      number += computed_here(gridDim.x);
+      if (!value_is_due) drawn = draw_tile();
     }
     TileRecord& end = block.records[tiles_begun % RECORDS];
     if (leads_loads()) end.tile.first_row = -1;
