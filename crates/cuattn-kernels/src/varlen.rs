@@ -197,8 +197,9 @@ mod tests {
 
     #[test]
     fn every_packed_tile_fits_a_hopper_block() {
-        // Static: the records of four tiles, and the sequences that a block has sorted.
-        let dynamic = BLOCK_SHARED_BYTES - 4 * 64 - SCANNED_SEQUENCES * size_of::<WorkItem>();
+        // Static: the records of four tiles, and the sequences that a block has sorted. What follows is aligned to the swizzle's pattern.
+        let fixed = (4 * 64 + SCANNED_SEQUENCES * size_of::<WorkItem>()).next_multiple_of(1024);
+        let dynamic = BLOCK_SHARED_BYTES - fixed;
         for d in (8..=MAX_HEAD_DIM).step_by(8) {
             for dv in (8..=MAX_HEAD_DIM).step_by(8) {
                 for demand in [Demand::PLENTY, Demand { q_len: 100, heads: 1, ..Demand::PLENTY }] {
