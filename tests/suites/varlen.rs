@@ -10,7 +10,7 @@ use cuattn_core::{
     TokenStrides, VarlenEngine, VarlenOperands, VarlenProblem, VarlenShape, Window,
 };
 use cuattn_flash::FlashPath;
-use cuattn_varlen::{Varlen, VarlenPath};
+use cuattn_varlen::{Path, Varlen, VarlenPath};
 use curt::DevicePtr;
 use rand::Rng;
 
@@ -38,9 +38,11 @@ pub fn suite() -> Suite {
             "sequence_rows",
             "shared_tile",
         ])
-        .case("ragged, tensor cores", |cx| check_space(cx, &tensor_cores(), cx.scaled(1200, 24)))
-        .case("ragged, float32", |cx| check_space(cx, &float32(), cx.scaled(500, 12)))
-        .case("ragged, any head size, layout and alignment", |cx| check_space(cx, &odd(), cx.scaled(300, 12)))
+        .case("ragged, tensor cores", |cx| check_space(cx, &Varlen, &tensor_cores(), cx.scaled(800, 24)))
+        .case("ragged, sm90", |cx| check_space(cx, &VarlenPath(Path::Sm90), &tensor_cores(), cx.scaled(1200, 24)))
+        .case("ragged, mma", |cx| check_space(cx, &VarlenPath(Path::Mma), &tensor_cores(), cx.scaled(800, 24)))
+        .case("ragged, float32", |cx| check_space(cx, &Varlen, &float32(), cx.scaled(500, 12)))
+        .case("ragged, any head size, layout and alignment", |cx| check_space(cx, &Varlen, &odd(), cx.scaled(300, 12)))
         .case("edges", edges)
         .case("one hundred thousand sequences", hundred_thousand)
         .case("one long sequence among ones", one_long)
@@ -85,23 +87,35 @@ fn odd() -> PackedSpace {
     }
 }
 
-fn check_space(cx: &Context<'_>, space: &PackedSpace, count: usize) -> anyhow::Result<()> {
+/// Whether the device and the problem are such that `engine` would do it.
+fn takes(cx: &Context<'_>, engine: &dyn VarlenEngine, problem: &VarlenProblem) -> bool {
+    engine.consider(cx.runtime().capabilities(), problem).is_ok()
+}
+
+/// The engine held to each path that does the problem on this device.
+fn paths(cx: &Context<'_>, problem: &VarlenProblem) -> Vec<VarlenPath> {
+    Path::ALL.map(VarlenPath).into_iter().filter(|path| takes(cx, path, problem)).collect()
+}
+
+/// As many of `count` problems as `engine` takes.
+fn check_space(cx: &Context<'_>, engine: &dyn VarlenEngine, space: &PackedSpace, count: usize) -> anyhow::Result<()> {
     let space = if cx.reduced() { space.clone().small() } else { space.clone() };
     let mut rng = cx.rng();
-    let problems: Vec<_> = (0..count).map(|_| space.draw(&mut rng)).collect();
-    plan_ahead(cx, &problems);
+    let drawn = (0..count).map(|_| space.draw(&mut rng));
+    let problems: Vec<_> = drawn.filter(|(problem, _)| takes(cx, engine, problem)).collect();
+    plan_ahead(cx, engine, &problems);
     for (problem, lengths) in &problems {
         let distribution = Distribution::ALL[rng.random_range(0..Distribution::ALL.len())];
         let misaligned = usize::from(rng.random_ratio(1, 8));
         let inputs = PackedInputs::draw(problem, lengths, distribution, &mut rng)?;
-        check_packed(cx, &Varlen, problem, &inputs, misaligned)
+        check_packed(cx, engine, problem, &inputs, misaligned)
             .with_context(|| format!("{distribution:?}, off by {misaligned}, {problem:?}, {lengths:?}"))?;
     }
     Ok(())
 }
 
 /// Makes every plan once, on all cores, as [`crate::parity::plan_ahead`] does.
-fn plan_ahead(cx: &Context<'_>, problems: &[(VarlenProblem, Lengths)]) {
+fn plan_ahead(cx: &Context<'_>, engine: &dyn VarlenEngine, problems: &[(VarlenProblem, Lengths)]) {
     let next = AtomicUsize::new(0);
     let runtime = cx.runtime();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(problems.len());
@@ -109,7 +123,7 @@ fn plan_ahead(cx: &Context<'_>, problems: &[(VarlenProblem, Lengths)]) {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some((problem, _)) = problems.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    drop(Varlen.plan(runtime, problem));
+                    drop(engine.plan(runtime, problem));
                 }
             });
         }
@@ -160,8 +174,10 @@ fn edges(cx: &Context<'_>) -> anyhow::Result<()> {
                     problem.wants_log_sum_exp = true;
                     problem.checks_offsets = true;
                     let inputs = PackedInputs::draw(&problem, &lengths, Distribution::Normal, &mut rng)?;
-                    check_packed(cx, &Varlen, &problem, &inputs, 0)
-                        .with_context(|| format!("{problem:?} {lengths:?}"))?;
+                    for path in paths(cx, &problem) {
+                        check_packed(cx, &path, &problem, &inputs, 0)
+                            .with_context(|| format!("{problem:?} {lengths:?}"))?;
+                    }
                 }
             }
             if cx.reduced() {
@@ -183,7 +199,9 @@ fn hundred_thousand(cx: &Context<'_>) -> anyhow::Result<()> {
         problem.wants_log_sum_exp = true;
         problem.checks_offsets = true;
         let inputs = PackedInputs::draw(&problem, &lengths, Distribution::Normal, &mut rng)?;
-        check_packed(cx, &Varlen, &problem, &inputs, 0).with_context(|| format!("{dtype}"))?;
+        for path in paths(cx, &problem) {
+            check_packed(cx, &path, &problem, &inputs, 0).with_context(|| format!("{dtype}"))?;
+        }
     }
     Ok(())
 }
@@ -236,13 +254,15 @@ fn one_long(cx: &Context<'_>) -> anyhow::Result<()> {
 fn equal_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
     let mut rng = cx.rng();
     let paths = [
-        (cuattn_varlen::Path::Mma, cuattn_flash::Path::Mma, vec![DType::F16, DType::Bf16]),
-        (cuattn_varlen::Path::Simt, cuattn_flash::Path::Simt, DType::ALL.to_vec()),
+        (Path::Sm90, cuattn_flash::Path::Sm90, vec![DType::F16, DType::Bf16]),
+        (Path::Mma, cuattn_flash::Path::Mma, vec![DType::F16, DType::Bf16]),
+        (Path::Simt, cuattn_flash::Path::Simt, DType::ALL.to_vec()),
     ];
     let lens = [(1, 1), (7, 7), (64, 64), (100, 100), (128, 128), (129, 300), (300, 129), (1, 700), (513, 513)];
     for (packed_path, dense_path, dtypes) in paths {
         for dtype in dtypes {
-            for (batch, (q_heads, kv_heads), head_dim) in [(3, (4, 4), 64), (2, (8, 2), 128), (70, (2, 1), 64)] {
+            let shapes = [(3, (4, 4), 64), (2, (8, 2), 128), (70, (2, 1), 64), (66, (2, 2), 128), (2, (2, 2), 256)];
+            for (batch, (q_heads, kv_heads), head_dim) in shapes {
                 for (q_len, kv_len) in lens.iter().copied().take(if cx.reduced() { 3 } else { lens.len() }) {
                     let lengths = Lengths { q: vec![q_len; batch], kv: vec![kv_len; batch] };
                     let mut problem = problem_of(&lengths, (q_heads, kv_heads), head_dim, dtype);
@@ -260,11 +280,16 @@ fn equal_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
                         dense.mask = Mask::causal(Alignment::BottomRight);
                     }
                     dense.wants_log_sum_exp = true;
+                    let (packed_engine, dense_engine) = (VarlenPath(packed_path), FlashPath(dense_path));
+                    let dense_takes = dense_engine.consider(cx.runtime().capabilities(), &dense).is_ok();
+                    if !dense_takes || !takes(cx, &packed_engine, &problem) {
+                        continue;
+                    }
                     let dense_inputs =
                         Inputs { q: inputs.q.clone(), k: inputs.k.clone(), v: inputs.v.clone(), ..Inputs::default() };
-                    let plan = VarlenPath(packed_path).plan(cx.runtime(), &problem)?;
+                    let plan = packed_engine.plan(cx.runtime(), &problem)?;
                     let packed = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
-                    let plan = FlashPath(dense_path).plan(cx.runtime(), &dense)?;
+                    let plan = dense_engine.plan(cx.runtime(), &dense)?;
                     let expected = Launched::run(cx.runtime(), plan.as_ref(), &dense_inputs, 0)?;
                     ensure!(packed.o == expected.o, "{packed_path}: o differs from flash's: {problem:?}");
                     let rows = |bytes: &Option<Vec<u8>>| decode(bytes.as_deref().unwrap_or_default(), DType::F32);
@@ -345,8 +370,14 @@ fn launch_error(error: LaunchError) -> curt::Error {
 fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
     let runtime = cx.runtime();
     let mut rng = cx.rng();
-    for (dtype, head_dim) in [(DType::F16, 128), (DType::Bf16, 64), (DType::F32, 64)] {
-        for (batch, total) in [(3, 200), (100, 400)] {
+    for (path, dtype, head_dim) in [
+        (Path::Sm90, DType::F16, 128),
+        (Path::Sm90, DType::Bf16, 64),
+        (Path::Mma, DType::F16, 128),
+        (Path::Mma, DType::Bf16, 64),
+        (Path::Simt, DType::F32, 64),
+    ] {
+        for (batch, total) in [(3, 200), (100, 400), (7, 1500)] {
             let draw = |rng: &mut rand::rngs::StdRng| {
                 // Any way to divide the tokens.
                 let mut cuts: Vec<usize> = (0..batch - 1).map(|_| rng.random_range(0..=total)).collect();
@@ -359,6 +390,9 @@ fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
             (problem.shape.max_q_len, problem.shape.max_kv_len) = (total, total);
             problem.causal = true;
             problem.wants_log_sum_exp = true;
+            if !takes(cx, &VarlenPath(path), &problem) {
+                continue;
+            }
             let mut inputs = PackedInputs::draw(&problem, &first, Distribution::Normal, &mut rng)?;
             // Nothing is poison here: every key is seen under one of the lengths.
             let random = |bytes: usize, rng: &mut rand::rngs::StdRng| {
@@ -366,7 +400,7 @@ fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
                 encode(&values, dtype)
             };
             (inputs.k, inputs.v) = (random(inputs.k.len(), &mut rng), random(inputs.v.len(), &mut rng));
-            let plan = Varlen.plan(runtime, &problem)?;
+            let plan = VarlenPath(path).plan(runtime, &problem)?;
             let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|bytes| Guarded::upload(runtime, bytes, 0));
             let (q, k, v) = (q?, k?, v?);
             let extents = problem.extents()?;
@@ -401,7 +435,7 @@ fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
                 let expected = reference::attention_varlen(&problem, &inputs.host())?;
                 launched
                     .compare(&problem, &expected)
-                    .with_context(|| format!("{dtype} replay {replay} {lengths:?}"))?;
+                    .with_context(|| format!("{path}, {dtype}, replay {replay}, {lengths:?}"))?;
                 cx.count(1);
             }
         }
@@ -412,15 +446,14 @@ fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
 /// Starts of any value: nothing outside the tensors is touched, and the next launch is right.
 fn bad_offsets(cx: &Context<'_>) -> anyhow::Result<()> {
     let mut rng = cx.rng();
-    let space = PackedSpace { multiplications: 1 << 22, ..odd() };
-    for round in 0..cx.scaled(150, 8) {
-        let (mut problem, lengths) = space.draw(&mut rng);
+    let spaces = [odd(), tensor_cores()].map(|space| PackedSpace { multiplications: 1 << 22, ..space });
+    for round in 0..cx.scaled(300, 8) {
+        let (mut problem, lengths) = spaces[round / 2 % 2].draw(&mut rng);
         if problem.shape.is_empty() {
             continue;
         }
         problem.checks_offsets = true;
         let inputs = PackedInputs::draw(&problem, &lengths, Distribution::Normal, &mut rng)?;
-        let plan = Varlen.plan(cx.runtime(), &problem)?;
         let mut bad = inputs.clone();
         let most = problem.shape.total_q.max(problem.shape.total_kv) as i64;
         let mut spoil = |bytes: &mut Vec<u8>, entries: usize| {
@@ -449,10 +482,13 @@ fn bad_offsets(cx: &Context<'_>) -> anyhow::Result<()> {
             let entries: Vec<_> = (0..batch * paging.paging.max_pages).map(|_| rng.random_range(0..pages)).collect();
             *table = index_bytes(&entries, IndexType::I32);
         }
-        let launched = PackedLaunched::run(cx.runtime(), plan.as_ref(), &bad, Manner::default())
-            .with_context(|| format!("bad starts, {problem:?}"))?;
-        ensure!(launched.status.is_some_and(|status| status != 0), "no fault in random starts: {problem:?}");
-        check_packed(cx, &Varlen, &problem, &inputs, 0).with_context(|| format!("after bad starts, {problem:?}"))?;
+        for path in paths(cx, &problem) {
+            let plan = path.plan(cx.runtime(), &problem)?;
+            let launched = PackedLaunched::run(cx.runtime(), plan.as_ref(), &bad, Manner::default())
+                .with_context(|| format!("{path:?}, bad starts, {problem:?}"))?;
+            ensure!(launched.status.is_some_and(|status| status != 0), "no fault in random starts: {problem:?}");
+            check_packed(cx, &path, &problem, &inputs, 0).with_context(|| format!("after bad starts, {problem:?}"))?;
+        }
     }
     Ok(())
 }
@@ -518,13 +554,15 @@ fn visible_nan(cx: &Context<'_>) -> anyhow::Result<()> {
                 inputs.v[at..at + dtype.size()].copy_from_slice(&encode(&[value], dtype));
             }
             let expected = reference::attention_varlen(&problem, &inputs.host())?;
-            let plan = Varlen.plan(cx.runtime(), &problem)?;
-            let launched = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
-            let actual = VarlenHostOutput::read_o(&problem, &launched.o)?;
-            errors_beside_nonfinite(&actual, &expected.o)
-                .and_then(|errors| errors.within(&Tolerance::for_dtype(dtype)))
-                .with_context(|| format!("{problem:?}"))?;
-            cx.count(1);
+            for path in paths(cx, &problem) {
+                let plan = path.plan(cx.runtime(), &problem)?;
+                let launched = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
+                let actual = VarlenHostOutput::read_o(&problem, &launched.o)?;
+                errors_beside_nonfinite(&actual, &expected.o)
+                    .and_then(|errors| errors.within(&Tolerance::for_dtype(dtype)))
+                    .with_context(|| format!("{path:?}, {problem:?}"))?;
+                cx.count(1);
+            }
         }
     }
     Ok(())
@@ -552,14 +590,17 @@ fn score_modifications(cx: &Context<'_>) -> anyhow::Result<()> {
             let mut operands = inputs.host();
             operands.score_mod = Some(&host);
             let expected = reference::attention_varlen(&problem, &operands)?;
-            let plan = Varlen.plan(cx.runtime(), &problem)?;
-            let launched =
-                PackedLaunched::run_with(cx.runtime(), plan.as_ref(), &inputs, Manner::default(), |operands| {
-                    operands.score_mod_buffers[0] = Some(device_slopes.ptr());
-                })?;
-            let worst = launched.compare(&problem, &expected).with_context(|| format!("{dtype} {lengths:?}"))?;
-            cx.record_error_of(dtype, worst.relative_l2, worst.worst_element);
-            cx.count(1);
+            for path in paths(cx, &problem) {
+                let plan = path.plan(cx.runtime(), &problem)?;
+                let launched =
+                    PackedLaunched::run_with(cx.runtime(), plan.as_ref(), &inputs, Manner::default(), |operands| {
+                        operands.score_mod_buffers[0] = Some(device_slopes.ptr());
+                    })?;
+                let worst =
+                    launched.compare(&problem, &expected).with_context(|| format!("{path:?} {dtype} {lengths:?}"))?;
+                cx.record_error_of(dtype, worst.relative_l2, worst.worst_element);
+                cx.count(1);
+            }
         }
     }
     Ok(())
@@ -574,13 +615,15 @@ fn fifty_launches(cx: &Context<'_>) -> anyhow::Result<()> {
         problem.causal = true;
         problem.wants_log_sum_exp = true;
         let inputs = PackedInputs::draw(&problem, &lengths, Distribution::Peaky, &mut rng)?;
-        let plan = Varlen.plan(cx.runtime(), &problem)?;
-        let first = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
-        for launch in 1..cx.scaled(50, 3) {
-            let again = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
-            ensure!(again == first, "{dtype}: launch {launch} differs from the first");
+        for path in paths(cx, &problem) {
+            let plan = path.plan(cx.runtime(), &problem)?;
+            let first = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
+            for launch in 1..cx.scaled(50, 3) {
+                let again = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
+                ensure!(again == first, "{path:?}, {dtype}: launch {launch} differs from the first");
+            }
+            cx.count(1);
         }
-        cx.count(1);
     }
     Ok(())
 }

@@ -3,9 +3,9 @@
 
 use cuattn_kernels::abi::{self, MaskParams, ScoreParams};
 use cuattn_kernels::{BiasKind as KernelBias, Element};
-use curt::DevicePtr;
+use curt::{DevicePtr, LaunchCounters, Runtime};
 
-use crate::{Alignment, BiasKind, DType, IndexType, KeyLengths, Operands, Problem, Strides};
+use crate::{Alignment, BiasKind, DType, IndexType, KeyLengths, Operands, Problem, Reason, Strides};
 
 /// Longest sequence that kernels take: positions and their sums with window edges must fit 32 bits.
 pub const MAX_SEQUENCE: usize = 1 << 30;
@@ -84,6 +84,18 @@ pub fn mask_params(problem: &Problem, operands: &Operands) -> MaskParams {
         query_offsets_64: is_64(mask.alignment.index_type()),
         reserved: 0,
     }
+}
+
+/// The address of the counter from which a launch of the path `by` draws its tiles.
+///
+/// # Errors
+///
+/// Where as many launches as there are counters have been captured.
+pub fn tile_counter(counters: &LaunchCounters, runtime: &Runtime, by: &str) -> Result<u64, Reason> {
+    counters.take(runtime).map(|counter| counter.address()).ok_or_else(|| {
+        let feature = format!("more than {} captured launches of one plan", LaunchCounters::CAPTURED);
+        Reason::unsupported(feature, by, "make another plan of the same problem")
+    })
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use cuattn_core::lowering::{address, mask_params, score_params, strides};
 use cuattn_core::{Explanation, LaunchError, Operands, Plan, PlanError, Problem, Work, WorkspaceSize};
 use cuattn_kernels::abi::FlashParams;
-use curt::{DevicePtr, Function, KernelArgs, Launch, ModuleSource, Runtime};
+use curt::{DevicePtr, Function, KernelArgs, Launch, LaunchCounters, ModuleSource, Runtime};
 
 use crate::outline::{Kernel, Outline};
-use crate::sm90::{Counters, Fault, Sm90Launch};
+use crate::sm90::{Fault, Sm90Launch};
 
 /// One compiled kernel.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ struct Loaded {
     launch: Launch,
     kernel: Kernel,
     /// What the `sm90` path draws its tiles from.
-    counters: Option<Counters>,
+    counters: Option<LaunchCounters>,
 }
 
 impl Loaded {
@@ -24,7 +24,7 @@ impl Loaded {
         let module = runtime.load(&ModuleSource::new(source.root(), source.assemble()))?;
         let function = module.function_with_shared(source.entry(), kernel.shared_bytes as usize)?;
         let launch = Launch::new([kernel.grid.blocks, 1, 1], [kernel.threads, 1, 1]).shared_bytes(kernel.shared_bytes);
-        let counters = kernel.sm90.map(|_| Counters::new(runtime)).transpose()?;
+        let counters = kernel.sm90.map(|_| LaunchCounters::new(runtime)).transpose()?;
         Ok(Self { function, launch, kernel, counters })
     }
 

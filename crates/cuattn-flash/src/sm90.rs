@@ -1,13 +1,11 @@
 //! The `sm90` path: who may take it, and how it is launched.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use cuattn_core::lowering::{bias_kind, element};
+use cuattn_core::lowering::{bias_kind, element, tile_counter};
 use cuattn_core::{Bias, BiasKind, DType, Operands, Problem, Reason, Shape, Strides};
-use cuattn_kernels::abi::{FlashParams, Sm90Params};
+use cuattn_kernels::abi::{FlashParams, HopperParams, Sm90Params};
 use cuattn_kernels::flash::sm90::{Demand, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
 use curt::{
-    Capabilities, DeviceBuffer, DevicePtr, Function, KernelArgs, L2Promotion, Launch, Runtime, Swizzle, TensorMap,
+    Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, LaunchCounters, Runtime, Swizzle, TensorMap,
     TensorMapType,
 };
 
@@ -167,36 +165,6 @@ fn fits_map(shape: Shape, bias: Bias) -> bool {
         && legal(shape.batch, bias.batch)
 }
 
-/// Counters that tiles are drawn from: one for eager launches, which the stream keeps apart, and one for each captured launch,
-/// since graphs of one plan may run at once. Each is 0 whenever its launch is not running.
-#[derive(Debug)]
-pub(crate) struct Counters {
-    memory: DeviceBuffer,
-    captured: AtomicUsize,
-}
-
-/// Captured launches that one plan can hand counters to, and the one for eager launches.
-const COUNTERS: usize = 4096;
-
-impl Counters {
-    pub(crate) fn new(runtime: &Runtime) -> Result<Self, curt::Error> {
-        let memory = runtime.alloc_zeroed(COUNTERS * size_of::<u32>())?;
-        // A graph may be replayed on another stream, which would not wait for the zeros.
-        runtime.synchronize()?;
-        Ok(Self { memory, captured: AtomicUsize::new(0) })
-    }
-
-    fn take(&self, runtime: &Runtime) -> Result<u64, Reason> {
-        let number =
-            if runtime.is_capturing().unwrap_or(false) { 1 + self.captured.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        if number >= COUNTERS {
-            let feature = format!("more than {} captured launches of one plan", COUNTERS - 1);
-            return Err(Reason::unsupported(feature, Path::Sm90.name(), "make another plan of the same problem"));
-        }
-        Ok(self.memory.ptr().address() + (number * size_of::<u32>()) as u64)
-    }
-}
-
 /// What goes wrong with a launch.
 pub(crate) enum Fault {
     Refused(Reason),
@@ -215,7 +183,7 @@ pub(crate) struct Sm90Launch<'a> {
     pub(crate) function: &'a Function,
     pub(crate) launch: &'a Launch,
     pub(crate) geometry: Geometry,
-    pub(crate) counters: &'a Counters,
+    pub(crate) counters: &'a LaunchCounters,
 }
 
 impl Sm90Launch<'_> {
@@ -260,9 +228,9 @@ impl Sm90Launch<'_> {
             _ => o,
         };
         let steps = |stride: i64| i32::from(stride != 0);
-        let params = Sm90Params {
-            flash,
-            counter: self.counters.take(self.runtime).map_err(Fault::Refused)?,
+        let counter = tile_counter(self.counters, self.runtime, Path::Sm90.name()).map_err(Fault::Refused)?;
+        let hopper = HopperParams {
+            counter,
             tiles: self.geometry.tiles as i32,
             k_head_step: steps(problem.k.head),
             k_batch_step: steps(problem.k.batch),
@@ -272,6 +240,7 @@ impl Sm90Launch<'_> {
             bias_batch_step: problem.mask.bias.map_or(0, |bias| steps(bias.batch)),
             reserved: 0,
         };
+        let params = Sm90Params { flash, hopper };
         let arguments = KernelArgs::new().arg(&q).arg(&k).arg(&v).arg(&o).arg(&bias).arg(&params);
         // SAFETY: the caller vouches for the memory; the kernel takes five maps and one `Sm90Params`.
         unsafe { self.runtime.launch(self.function, self.launch, &arguments)? };

@@ -104,7 +104,7 @@ struct FlashParams {
 struct Sm90Params {
   FlashParams flash;
   u32* counter;                // 0 before the launch and after it: the next tile to draw
-  i32 tiles;
+  i32 tiles;                   // of the launch; of packed sequences, whose number only the device knows, unused
   // 1, or 0 where the tensor has a stride of 0, which a map cannot express: then its map has one head or sequence
   i32 k_head_step, k_batch_step, v_head_step, v_batch_step, bias_head_step, bias_batch_step;
   i32 reserved;

@@ -1,5 +1,5 @@
 // Where the rows of a tile's sequence lie: what differs between a batch of equal sequences, packed sequences (VARLEN) and paged keys
-// (PAGED). Everything else about a tile is the same for all.
+// (PAGED). Everything else about a tile is the same for all. Where the Hopper path's boxes lie is in flash/sm90_boxes.cuh.
 #include "mask.cuh"
 #include "tile_scheduler.cuh"
 

@@ -189,15 +189,23 @@ pub struct FlashParams {
     pub order: TileOrder,
 }
 
-/// What the Hopper path needs beside [`FlashParams`].
+/// What the Hopper path takes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct Sm90Params {
     /// What every fused kernel needs.
     pub flash: FlashParams,
+    /// What it needs beside.
+    pub hopper: HopperParams,
+}
+
+/// What the Hopper path needs beside [`FlashParams`] or [`VarlenParams`]: how it draws tiles, and how its maps are stepped through.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct HopperParams {
     /// Device address of a 32-bit counter that is 0 before the launch and after it.
     pub counter: u64,
-    /// Tiles of the launch.
+    /// Tiles of the launch; of packed sequences, whose number only the device knows, unused.
     pub tiles: i32,
     /// 0 where the map of K has one head for all, else 1.
     pub k_head_step: i32,
@@ -269,6 +277,16 @@ pub struct VarlenParams {
     pub pages: PageParams,
 }
 
+/// What the Hopper path takes for packed sequences.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct VarlenSm90Params {
+    /// What every fused kernel for packed sequences needs.
+    pub varlen: VarlenParams,
+    /// What it needs beside.
+    pub hopper: HopperParams,
+}
+
 /// A row tile of a sequence, as the device lists them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -285,8 +303,10 @@ pub struct WorkItem {
     pub batch: i32,
     /// The item of the sequence's first tile.
     pub first_item: i32,
+    /// Items of the whole list that hold something.
+    pub items: i32,
     /// Padding.
-    pub reserved: [i32; 2],
+    pub reserved: i32,
 }
 
 #[cfg(test)]
@@ -305,6 +325,8 @@ mod tests {
         assert_eq!(size_of::<PackedParams>(), 4 * 8 + 6 * 4);
         assert_eq!(size_of::<PageParams>(), 8 + 4 * 4);
         assert_eq!(size_of::<VarlenParams>(), size_of::<FlashParams>() + 56 + 24);
+        assert_eq!(size_of::<Sm90Params>(), size_of::<FlashParams>() + 8 + 8 * 4);
+        assert_eq!(size_of::<VarlenSm90Params>(), size_of::<VarlenParams>() + 8 + 8 * 4);
         assert_eq!(size_of::<WorkItem>(), 32);
     }
 

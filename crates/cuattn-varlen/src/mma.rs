@@ -50,6 +50,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &VarlenProblem) -> Result<K
         shared_bytes: variant.shared_bytes() as u32,
         alignment: PIECE,
         list: None,
+        sm90: None,
         why: format!("{} at head size {} fits the tensor cores", problem.dtype, shape.head_dim),
         details,
     })

@@ -8,7 +8,7 @@ use cuattn_kernels::flash::packed_heads;
 use cuattn_kernels::varlen::{KeyStorage, SCANNED_SEQUENCES};
 use curt::Capabilities;
 
-use crate::{Path, mma, simt};
+use crate::{Path, mma, simt, sm90};
 
 /// A kernel and how it is launched for one problem.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub(crate) struct Kernel {
     pub(crate) alignment: usize,
     /// Where its list of tiles lies in a schedule. `None`: its warps sort the lengths themselves.
     pub(crate) list: Option<Region>,
+    /// What the `sm90` path's launch needs beside.
+    pub(crate) sm90: Option<sm90::Geometry>,
     pub(crate) why: String,
     pub(crate) details: Vec<String>,
 }
@@ -39,7 +41,7 @@ pub(crate) struct Outline {
 }
 
 impl Outline {
-    /// The first of `paths` that takes the problem.
+    /// The first of `paths` that takes the problem, and is not known to be slower than another one of them.
     pub(crate) fn new(device: &Capabilities, problem: &VarlenProblem, paths: &[Path]) -> Result<Self, Refusal> {
         problem.validate()?;
         let shape = problem.shape;
@@ -61,6 +63,10 @@ impl Outline {
         }
         for &path in paths {
             let kernel = match path {
+                Path::Sm90 => match sm90::reason_for_mma(problem) {
+                    Some(reason) if paths.contains(&Path::Mma) => Err(vec![reason]),
+                    _ => sm90::kernel(device, problem),
+                },
                 Path::Mma => mma::kernel(device, problem),
                 Path::Simt => simt::kernel(device, problem),
             };
@@ -86,7 +92,8 @@ impl Outline {
                 .details
                 .push(format!("longest sequences first, from a list of up to {} tiles", kernel.grid.row_tiles));
         } else {
-            kernel.details.push("longest sequences first, sorted by each warp".to_owned());
+            let whose = if kernel.path == Path::Sm90 { "block" } else { "warp" };
+            kernel.details.push(format!("longest sequences first, sorted by each {whose}"));
         }
         Ok(kernel)
     }
@@ -150,11 +157,20 @@ impl Grid {
     /// Room for every way to divide the tokens into sequences, in tiles of `block_rows` rows, times `splits`.
     pub(crate) fn new(problem: &VarlenProblem, block_rows: usize, splits: usize) -> Result<Self, Reason> {
         let shape = problem.shape;
-        let mut pack = packed_heads(Average::of(problem).q_len, shape.group(), block_rows);
+        let pack = packed_heads(Average::of(problem).q_len, shape.group(), block_rows);
         let fits = |rows: usize| rows <= i32::MAX as usize - block_rows;
-        if !shape.total_q.checked_mul(pack).is_some_and(fits) {
-            pack = 1;
-        }
+        let pack = if shape.total_q.checked_mul(pack).is_some_and(fits) { pack } else { 1 };
+        Self::packed(problem, pack, block_rows, splits)
+    }
+
+    /// The same with `pack` query heads in the rows of a tile.
+    pub(crate) fn packed(
+        problem: &VarlenProblem,
+        pack: usize,
+        block_rows: usize,
+        splits: usize,
+    ) -> Result<Self, Reason> {
+        let shape = problem.shape;
         // Full tiles first; each sequence that has a row can leave one that is not.
         let row_tiles = shape.total_q * pack / block_rows + shape.batch.min(shape.total_q);
         let units = shape.q_heads / pack;

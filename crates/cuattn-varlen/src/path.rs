@@ -6,6 +6,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Path {
+    /// TMA and wgmma, for Hopper.
+    Sm90,
     /// `mma.sync`, for sm_80 and up.
     Mma,
     /// No tensor cores, no conditions.
@@ -14,11 +16,12 @@ pub enum Path {
 
 impl Path {
     /// Every path, the fastest first.
-    pub const ALL: [Self; 2] = [Self::Mma, Self::Simt];
+    pub const ALL: [Self; 3] = [Self::Sm90, Self::Mma, Self::Simt];
 
-    /// `mma` or `simt`.
+    /// `sm90`, `mma` or `simt`.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Sm90 => "sm90",
             Self::Mma => "mma",
             Self::Simt => "simt",
         }

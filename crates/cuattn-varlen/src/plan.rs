@@ -5,10 +5,11 @@ use cuattn_core::{
     WorkspaceSize,
 };
 use cuattn_kernels::varlen::{self, THREADS};
-use curt::{DevicePtr, Function, KernelArgs, Launch, ModuleSource, Runtime};
+use curt::{DevicePtr, Function, KernelArgs, Launch, LaunchCounters, ModuleSource, Runtime};
 
 use crate::outline::{Kernel, Outline, key_storage};
 use crate::params::params;
+use crate::sm90::{Fault, Sm90Launch};
 
 /// One compiled attention kernel.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ struct Loaded {
     function: Function,
     launch: Launch,
     kernel: Kernel,
+    /// What the `sm90` path draws its tiles from.
+    counters: Option<LaunchCounters>,
 }
 
 impl Loaded {
@@ -24,7 +27,8 @@ impl Loaded {
         let module = runtime.load(&ModuleSource::new(source.root(), source.assemble()))?;
         let function = module.function_with_shared(source.entry(), kernel.shared_bytes as usize)?;
         let launch = Launch::new([kernel.grid.blocks, 1, 1], [kernel.threads, 1, 1]).shared_bytes(kernel.shared_bytes);
-        Ok(Self { function, launch, kernel })
+        let counters = kernel.sm90.map(|_| LaunchCounters::new(runtime)).transpose()?;
+        Ok(Self { function, launch, kernel, counters })
     }
 }
 
@@ -203,6 +207,20 @@ impl VarlenPlan for PackedPlan {
             }
         };
         let params = params(&self.problem, operands, &kernel.grid, kernel.list.map(|list| list.of(schedule)));
+        if let (Some(geometry), Some(counters)) = (kernel.sm90, &loaded.counters) {
+            let launch = Sm90Launch {
+                runtime: &self.runtime,
+                function: &loaded.function,
+                launch: &loaded.launch,
+                geometry,
+                counters,
+            };
+            // SAFETY: as above.
+            return unsafe { launch.enqueue(&self.problem, operands, params) }.map_err(|fault| match fault {
+                Fault::Refused(reason) => LaunchError::Refused(reason.into()),
+                Fault::Runtime(error) => LaunchError::Runtime(error),
+            });
+        }
         // SAFETY: as above; the kernel takes one `VarlenParams` by value.
         unsafe { self.runtime.launch(&loaded.function, &loaded.launch, &KernelArgs::new().arg(&params))? };
         Ok(())

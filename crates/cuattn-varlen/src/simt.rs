@@ -47,6 +47,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &VarlenProblem) -> Result<K
         shared_bytes: variant.tile.shared_bytes() as u32,
         alignment: problem.dtype.size(),
         list: None,
+        sm90: None,
         why: "it takes every element type, head size, stride and alignment".to_owned(),
         details,
     })

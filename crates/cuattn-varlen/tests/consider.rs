@@ -21,14 +21,50 @@ fn problem(batch: usize, tokens: usize, dtype: DType) -> VarlenProblem {
 }
 
 #[rstest]
-#[case::half(DType::F16, "mma")]
-#[case::bfloat(DType::Bf16, "mma")]
-#[case::single(DType::F32, "simt")]
-fn the_element_type_decides_the_path(#[case] dtype: DType, #[case] path: &str) {
-    for device in [Capabilities::h200(), Capabilities::a100(), Capabilities::rtx4090()] {
+#[case::half(DType::F16, "sm90", "mma")]
+#[case::bfloat(DType::Bf16, "sm90", "mma")]
+#[case::single(DType::F32, "simt", "simt")]
+fn element_type_and_device_decide_the_path(#[case] dtype: DType, #[case] on_hopper: &str, #[case] elsewhere: &str) {
+    for (device, path) in
+        [(Capabilities::h200(), on_hopper), (Capabilities::a100(), elsewhere), (Capabilities::rtx4090(), elsewhere)]
+    {
         let explanation = Varlen.consider(&device, &problem(8, 4096, dtype)).unwrap();
         assert_eq!(explanation.path, path, "{}", device.name);
     }
+}
+
+#[test]
+fn short_sequences_are_left_to_mma() {
+    let device = Capabilities::h200();
+    for (tokens, path) in [(8 * 127, "mma"), (8 * 128, "sm90")] {
+        assert_eq!(Varlen.consider(&device, &problem(8, tokens, DType::F16)).unwrap().path, path);
+    }
+    // Who asks for the path gets it.
+    assert_eq!(VarlenPath(Path::Sm90).consider(&device, &problem(8, 99, DType::F16)).unwrap().path, "sm90");
+}
+
+/// Pages of `page_size` keys for up to 4096 keys of each of eight sequences.
+fn paged(page_size: usize) -> VarlenProblem {
+    let mut problem = problem(8, 4096, DType::Bf16);
+    let page = page_size as i64 * problem.k.token;
+    let paging = Paging { page_size, pages: 100, max_pages: 4096_usize.div_ceil(page_size) };
+    problem.paging = Some(VarlenPaging { paging, k_page: page, v_page: page });
+    problem.shape.total_kv = 100 * page_size;
+    problem
+}
+
+#[test]
+fn pages_are_made_of_boxes() {
+    let device = Capabilities::h200();
+    for (page_size, path) in
+        [(8, "sm90"), (16, "sm90"), (24, "sm90"), (256, "sm90"), (1, "mma"), (4, "mma"), (20, "mma")]
+    {
+        assert_eq!(Varlen.consider(&device, &paged(page_size)).unwrap().path, path, "{page_size}");
+    }
+    insta::assert_snapshot!(VarlenPath(Path::Sm90).consider(&device, &paged(20)).unwrap_err(), @r"
+    varlen (sm90) refuses:
+      * sm90 does not do pages of 20 keys: its boxes take multiples of 8 keys; the mma path follows the table key by key
+    ");
 }
 
 #[test]
@@ -40,6 +76,15 @@ fn a_plan_says_what_it_does() {
       * up to 1369 tiles of rows in 5476 blocks
       * 4 query heads packed into the rows of a tile
       * longest sequences first, from a list of up to 1369 tiles
+    varlen (sm90) refuses:
+      * sm90 does not do 70 query rows a sequence, on average: from 128 on its tiles are filled; the mma path has smaller ones
+    ");
+    let explanation = Varlen.consider(&Capabilities::h200(), &problem(64, 65_536, DType::Bf16)).unwrap();
+    insta::assert_snapshot!(explanation, @r"
+    varlen (sm90): bf16 at head size 128 fits Hopper's copy engine and warpgroup products
+      * 128 x 128 tile, 2 consumer warpgroups
+      * up to 576 tiles of rows, 9216 with those of all heads, drawn by 132 persistent blocks of 196800 bytes
+      * longest sequences first, sorted by each block
     ");
     let explanation = Varlen.consider(&Capabilities::h200(), &problem(4, 8192, DType::F32)).unwrap();
     insta::assert_snapshot!(explanation, @r"
@@ -47,6 +92,8 @@ fn a_plan_says_what_it_does() {
       * 64 x 64 tile, 4 warps
       * up to 132 tiles of rows in 2112 blocks
       * longest sequences first, sorted by each warp
+    varlen (sm90) refuses:
+      * sm90 does not do f32 tensors: tensor cores would round them; the simt path keeps float32 accuracy
     varlen (mma) refuses:
       * mma does not do f32 tensors: tensor cores would round them; the simt path keeps float32 accuracy
     ");
@@ -87,6 +134,15 @@ fn every_reason_against_a_path_is_given() {
         k_page: 12,
         v_page: 16 * 4 * 128,
     });
+    let refusal = VarlenPath(Path::Sm90).consider(&Capabilities::a100(), &odd).unwrap_err();
+    insta::assert_snapshot!(refusal, @r"
+    varlen (sm90) refuses:
+      * sm90 does not do f32 tensors: tensor cores would round them; the simt path keeps float32 accuracy
+      * sm90 does not do head_dim 20: it takes multiples of 8 from 16 to 256; pad the tensors, or take the simt path
+      * sm90 does not do strides of q that are no multiples of 8 elements, or reach 2^35 bytes a token: no tensor map can express them; the mma or simt path takes them
+      * sm90 does not do strides of k that are no multiples of 8 elements, or reach 2^35 bytes a token: no tensor map can express them; the mma or simt path takes them
+      * sm90 needs compute capability 9.0 exactly, and this device has 8.0: the mma path runs on 8.0 and newer
+    ");
     let refusal = VarlenPath(Path::Mma).consider(&Capabilities::h200(), &odd).unwrap_err();
     insta::assert_snapshot!(refusal, @r"
     varlen (mma) refuses:

@@ -17,7 +17,7 @@ use crate::{Error, Policy};
 /// };
 /// let problem = VarlenProblem::packed(shape, DType::F16);
 /// let explanation = cuattn::consider_varlen(&Capabilities::h200(), &problem, Policy::Auto)?;
-/// assert_eq!(explanation.path, "mma");
+/// assert_eq!(explanation.path, "sm90");
 /// # Ok::<(), cuattn::Error>(())
 /// ```
 ///

@@ -87,6 +87,7 @@ mod cache;
 mod capabilities;
 mod compile;
 mod context;
+mod counters;
 mod driver;
 mod error;
 mod event;
@@ -105,6 +106,7 @@ pub use self::arch::Arch;
 pub use self::cache::{CacheKey, CacheOptions, CacheOutcome, CacheStats, CompileCache};
 pub use self::capabilities::Capabilities;
 pub use self::compile::{CompileFailure, Compiler, Cubin, Diagnostic, KernelResources, ModuleSource, Severity};
+pub use self::counters::LaunchCounters;
 pub use self::error::{Error, LaunchViolation, Result};
 pub use self::event::{Event, GpuTimer};
 pub use self::graph::Graph;
@@ -114,5 +116,6 @@ pub use self::module::{Function, FunctionAttributes, FunctionOptions, Module};
 pub use self::probe::{CUBLASLT, DeviceReport, Finding, ProbeReport, probe, probe_with};
 pub use self::runtime::{Runtime, RuntimeOptions};
 pub use self::tensor_map::{
-    Interleave, L2Promotion, OutOfBounds, Swizzle, TensorMap, TensorMapBuilder, TensorMapType, TensorMapViolation,
+    Interleave, L2Promotion, OutOfBounds, RAGGED_ROWS, Swizzle, TensorMap, TensorMapBuilder, TensorMapType,
+    TensorMapViolation,
 };

@@ -14,6 +14,15 @@ use crate::runtime::Runtime;
 /// The most dimensions of a tensor map.
 const MAX_RANK: usize = 5;
 
+/// Rows that a ragged map counts, whatever the tensor has: see [`TensorMapBuilder::ragged`].
+pub const RAGGED_ROWS: u64 = 1 << 30;
+
+/// What a ragged map's stride wraps around at, together with [`RAGGED_ROWS`]: 2^30 such strides are 2^65 bytes, which is none.
+const RAGGED_WRAP: u64 = 1 << 35;
+
+/// Extent of the two dimensions that a ragged map has besides. More than any coordinate in them.
+const RAGGED_EXTENT: u64 = 0x7fff_0000;
+
 /// An encoded tensor map, to be passed to a kernel as a `const __grid_constant__` parameter of 128 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -226,6 +235,18 @@ pub enum TensorMapViolation {
         /// The step.
         stride: u32,
     },
+    /// A ragged map of a tensor that has too few dimensions, or too many beside its own two.
+    #[error("a ragged tensor of {rank} dimensions, must be 2 or 3")]
+    RaggedRank {
+        /// Those of the tensor.
+        rank: usize,
+    },
+    /// A ragged map of more rows than it can count.
+    #[error("a ragged dimension of {rows} rows, must be at most {RAGGED_ROWS}")]
+    RaggedRows {
+        /// The rows.
+        rows: u64,
+    },
     /// Interleaving by 32 bytes without a swizzle of 32 bytes.
     #[error("an interleave of 32 bytes needs a swizzle of 32 bytes, not {swizzle:?}")]
     InterleaveSwizzle {
@@ -283,6 +304,7 @@ pub struct TensorMapBuilder {
     swizzle: Swizzle,
     l2_promotion: L2Promotion,
     out_of_bounds: OutOfBounds,
+    ragged: bool,
 }
 
 impl TensorMap {
@@ -299,6 +321,7 @@ impl TensorMap {
             swizzle: Swizzle::default(),
             l2_promotion: L2Promotion::default(),
             out_of_bounds: OutOfBounds::default(),
+            ragged: false,
         }
     }
 }
@@ -360,6 +383,39 @@ impl TensorMapBuilder {
         self
     }
 
+    /// Makes the map one of many sequences of rows, one after another in dimension 1, each of which ends for the copy engine where it
+    /// ends in truth: boxes that reach beyond are filled up, or not written there, as at the end of a tensor. Where sequences lie
+    /// is told with each copy, so lengths may be known to the device alone.
+    ///
+    /// The tensor has two or three dimensions, and the map two more, in which boxes have extent 1. The box from row `row` on of the
+    /// sequence of `len` rows that begins at row `first` of the tensor is the one at
+    ///
+    /// | dimension | coordinate |
+    /// |---|---|
+    /// | 1, of [`RAGGED_ROWS`] rows | `RAGGED_ROWS - len + row`: the sequence ends where the map does |
+    /// | the one before the last, with the stride of a row | `first + len` |
+    /// | the last, with a stride of 2^35 bytes less a row | `RAGGED_ROWS`: minus that many rows, as addresses count modulo 2^64 |
+    ///
+    /// What the boxes touch must lie in the tensor, for nothing else than the sequence's end is a bound: `first + len` must not exceed
+    /// its rows.
+    #[must_use]
+    pub fn ragged(mut self) -> Self {
+        self.ragged = true;
+        self
+    }
+
+    /// As the driver is told: dimensions, strides and box sides, with those that a ragged map has besides.
+    fn encoded(&self) -> (Vec<u64>, Vec<u64>, Vec<u32>) {
+        let (mut dims, mut strides, mut sides) = (self.dims.clone(), self.strides.clone(), self.box_dims.clone());
+        if let (true, Some(rows), Some(&row)) = (self.ragged, dims.get_mut(1), self.strides.first()) {
+            *rows = RAGGED_ROWS;
+            dims.extend([RAGGED_EXTENT; 2]);
+            strides.extend([row, RAGGED_WRAP.wrapping_sub(row)]);
+            sides.extend([1; 2]);
+        }
+        (dims, strides, sides)
+    }
+
     /// Checks every rule. Needs no GPU.
     ///
     /// # Errors
@@ -373,7 +429,8 @@ impl TensorMapBuilder {
     fn violations(&self) -> Vec<TensorMapViolation> {
         use TensorMapViolation as Broken;
         let mut broken = Vec::new();
-        let rank = self.dims.len();
+        let (dims, strides, box_dims) = self.encoded();
+        let rank = dims.len();
         let at_least = if self.interleave == Interleave::None { 1 } else { 3 };
         if !(at_least..=MAX_RANK).contains(&rank) {
             broken.push(Broken::Rank { rank, at_least });
@@ -383,8 +440,8 @@ impl TensorMapBuilder {
                 broken.push(Broken::Count { what, given, wanted });
             }
         };
-        count("strides", self.strides.len(), rank.saturating_sub(1));
-        count("box sides", self.box_dims.len(), rank);
+        count("strides", strides.len(), rank.saturating_sub(1));
+        count("box sides", box_dims.len(), rank);
         if let Some(strides) = &self.element_strides {
             count("element strides", strides.len(), rank);
         }
@@ -394,17 +451,25 @@ impl TensorMapBuilder {
         if !address.is_multiple_of(alignment) || address == 0 {
             broken.push(Broken::Address { address, alignment });
         }
-        for (index, &size) in self.dims.iter().enumerate() {
+        if self.ragged {
+            if !(2..=MAX_RANK - 2).contains(&self.dims.len()) {
+                broken.push(Broken::RaggedRank { rank: self.dims.len() });
+            }
+            if let Some(&rows) = self.dims.get(1).filter(|&&rows| rows > RAGGED_ROWS) {
+                broken.push(Broken::RaggedRows { rows });
+            }
+        }
+        for (index, &size) in dims.iter().enumerate() {
             if size == 0 || size > 1 << 32 {
                 broken.push(Broken::Dimension { index, size });
             }
         }
-        for (index, &bytes) in self.strides.iter().enumerate() {
+        for (index, &bytes) in strides.iter().enumerate() {
             if !bytes.is_multiple_of(alignment) || bytes >= 1 << 40 {
                 broken.push(Broken::Stride { index: index + 1, bytes, alignment });
             }
         }
-        for (index, &size) in self.box_dims.iter().enumerate() {
+        for (index, &size) in box_dims.iter().enumerate() {
             if size == 0 || size > 256 {
                 broken.push(Broken::BoxSide { index, size });
             }
@@ -465,11 +530,12 @@ impl TensorMapBuilder {
         if !violations.is_empty() {
             return Err(Error::InvalidTensorMap { violations });
         }
-        let rank = self.dims.len();
+        let (dims, known_strides, box_dims) = self.encoded();
+        let rank = dims.len();
         let element_strides = self.element_strides.clone().unwrap_or_else(|| vec![1; rank]);
         // The driver reads one stride a dimension but the innermost, and may not be given a dangling pointer for none.
         let mut strides = [0u64; MAX_RANK];
-        strides[..self.strides.len()].copy_from_slice(&self.strides);
+        strides[..known_strides.len()].copy_from_slice(&known_strides);
         let mut map = TensorMap::zeroed();
         runtime.bind()?;
         let driver = runtime.core().driver;
@@ -480,9 +546,9 @@ impl TensorMapBuilder {
                 self.data_type.code(),
                 rank as u32,
                 self.memory.address() as *mut std::ffi::c_void,
-                self.dims.as_ptr(),
+                dims.as_ptr(),
                 strides.as_ptr(),
-                self.box_dims.as_ptr(),
+                box_dims.as_ptr(),
                 element_strides.as_ptr(),
                 self.interleave as i32,
                 self.swizzle as i32,

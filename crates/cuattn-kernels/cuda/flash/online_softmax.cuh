@@ -85,14 +85,13 @@ struct SoftmaxState {
   }
 
   // Turns the scores into probabilities relative to the running maximum. `added` is what they add to the sum.
-  template <int TILES = KEY_TILES> DEVICE void exponentiate(Scores& s, const ScoreParams& p, float (&added)[LANE_ROWS]) const {
+  // `settled`: as below.
+  template <int TILES = KEY_TILES> DEVICE void exponentiate(Scores& s, const ScoreParams& p, float (&added)[LANE_ROWS], bool settled = false) const {
     const float units = log2_units(p);
     float base[LANE_ROWS];
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) base[r] = finite_or_zero(maximum[r]);
 #ifdef NATURAL
-    bool huge = false;
-    UNROLL for (int r = 0; r < LANE_ROWS; ++r) huge |= base[r] < HUGE_NEGATIVE;
-    if (__any_sync(WARP_MASK, huge)) {
+    if (!settled && !is_settled()) {
       exponentiate_each<TILES>(s, added, [&](float x, int r) { return (x - base[r]) * units; });
       return;
     }

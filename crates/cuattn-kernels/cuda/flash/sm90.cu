@@ -3,21 +3,22 @@
 // Constants: ELEMENT, HEAD_DIM, V_HEAD_DIM (multiples of 8), WARPGROUPS, BLOCK_KEYS, Q_STAGES, KV_STAGES, CONSUMER_REGISTERS,
 // PRODUCER_REGISTERS, BIAS, LEFT_EDGE and RIGHT_EDGE (whether what a row sees begins or ends at a key that moves with the row),
 // POLYNOMIAL (flash/exp2.cuh); options: PING_PONG, HALF_FIRST, RESCALE_BEFORE, DIRECT_STORE, SOFTCAP, SCORE_MOD, NATURAL.
-#define ROW_TILES 1
-#define WARPS (4 * WARPGROUPS)
-#define UNPACKED
-#define BIAS_BY_COPY_ENGINE
 #include "numeric.cuh"
 #include "params.cuh"
 #include "flash/sm90_consumer.cuh"
 
-extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
-    flash_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
-               const __grid_constant__ TensorMap o_map, const __grid_constant__ TensorMap bias_map, const __grid_constant__ Sm90Params params) {
+constexpr int BLOCK_THREADS = CONSUMERS + 128;
+
+DEVICE void run_block(const Sm90Params& params, const Maps& maps) {
   extern __shared__ __align__(1024) unsigned char dynamic[];
   __shared__ TileRecord records[RECORDS];
-  const Block block{params, {&q_map, &k_map, &v_map, &o_map, &bias_map}, SharedMap(warp_uniform(shared_address(dynamic))), records};
-  if (threadIdx.x == 0) block.shared.init_barriers();
+  __shared__ SecondPass second_pass;
+  const Block block{params, maps, SharedMap(warp_uniform(shared_address(dynamic))), records, second_pass, TileSource()};
+  if (threadIdx.x == 0) {
+    block.shared.init_barriers();
+    second_pass.clear();
+  }
+  if (threadIdx.x >> 5 == 1) block.source.prepare(params.flash);
   __syncthreads();
 
   const int group = warp_uniform(threadIdx.x >> 7);
@@ -26,12 +27,18 @@ extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
     Consumer(block, group).run();
   } else {
     lower_registers<PRODUCER_REGISTERS>();
-    const int warp = (threadIdx.x >> 5) & 3;
-    if ((threadIdx.x & 31) == 0) {
-      if (warp == 0) Loader{block}.run();
+    const int warp = (threadIdx.x >> 5) & 3, lane = threadIdx.x & 31;
+    if (warp == 0 && lane < LOADER_LANES) Loader{block}.run();
 #ifndef DIRECT_STORE
-      else if (warp <= Q_SLICES) store_outputs(block, warp - 1);
+    else if (warp > 0 && warp <= Q_SLICES && lane == 0) store_outputs(block, warp - 1);
 #endif
-    }
   }
 }
+
+#ifndef VARLEN
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    flash_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
+               const __grid_constant__ TensorMap o_map, const __grid_constant__ TensorMap bias_map, const __grid_constant__ Sm90Params params) {
+  run_block(params, {&q_map, &k_map, &v_map, &o_map, &bias_map});
+}
+#endif

@@ -4,6 +4,10 @@
 // of keys). The last warpgroup produces: its first lane draws tiles and issues every load; one lane of each of its other warps
 // stores the output of one consumer. A block is persistent: it takes tiles until there are none left, and no barrier spans the
 // boundary of a tile, so the loads of the next one run under the end of this one.
+#define ROW_TILES 1
+#define WARPS (4 * WARPGROUPS)
+#define UNPACKED
+#define BIAS_BY_COPY_ENGINE
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
@@ -31,7 +35,38 @@ struct alignas(16) TileRecord {
   Tile tile;
   Sequence sequence;
   int first_block, end_block;
+  u32 number;
+  int is_careful;  // the largest score of each block is looked for before the exponentials
+  int overflow;    // it should have been: set by consumers before they release the tile's last values
 };
+
+// Tiles that have overflowed and are done a second time, when there are no others left. It is in shared memory, because the loader has
+// no registers for what is rare. Once it is full, all other tiles are done carefully.
+struct SecondPass {
+  static constexpr u32 MOST = 61;
+  u32 is_on, tiles, begun;
+  u32 numbers[MOST];
+
+  DEVICE void clear() { is_on = tiles = begun = 0; }
+  DEVICE void add(u32 number) { numbers[tiles++] = number; }
+  DEVICE bool is_left() const { return begun < tiles; }
+  DEVICE bool is_full() const { return tiles + RECORDS > MOST; }
+};
+
+#ifndef VARLEN
+// Which tiles there are. Of packed sequences, varlen/tile_source.cuh tells.
+struct TileSource {
+  DEVICE void prepare(const FlashParams&) const {}
+  // Those of the launch.
+  DEVICE u32 tiles(const Sm90Params& params) const { return params.tiles; }
+  // Whether there is a tile `number`, which is then written to `tile`.
+  DEVICE bool find(Tile& tile, const Sm90Params& params, u32 number) const {
+    if (number >= (u32)params.tiles) return false;
+    tile = tile_at(params.flash, number, TILE_ROWS);
+    return true;
+  }
+};
+#endif
 
 constexpr int Q_SLICE_BYTES = GROUP_ROWS * PANEL_ROW * QK_PANELS;
 constexpr int K_PANEL_BYTES = BLOCK_KEYS * PANEL_ROW;

@@ -3,6 +3,11 @@
 // The order of one step, for block n of keys (from the last one down):
 //   S = Q K(n) and, behind it, O += P V(n+1) are issued; while the second runs, the softmax turns S into the next P.
 // Two warpgroups take turns at issuing (PING_PONG), so that one's softmax runs under the other's products.
+//
+// To look for the largest score of a block before the exponentials would take a quarter of the softmax's time. Once a warp's rows have
+// a maximum, it is not looked for any more: the exponentials' sum shows whether it has been outgrown, and what was computed is scaled
+// down. Only where an exponential has become infinite, at scores 80 above any before in natural units, is that too late: such a tile is
+// done again, carefully, after all others.
 #include "flash/sm90_producer.cuh"
 #include "flash/repair.cuh"
 
@@ -16,9 +21,7 @@ struct Consumer {
   bool o_is_empty;                 // nothing has been added to o yet
   bool rescale_due;
   float rescale[LANE_ROWS];
-  bool settled;                    // every row's maximum is good enough to go on without looking for the largest score of a block
-  bool is_hopeful;                 // this tile may do so
-  bool overflow;                   // it should not have
+  bool settled;                    // every row of the warp has a maximum, and blocks do without their largest score
 
   DEVICE Consumer(const Block& block, int group) : block(block), group(group) {}
 
@@ -62,18 +65,18 @@ struct Consumer {
     rescale_due = false;
   }
 
-  template <bool FIRST, int TILES = KEY_TILES> DEVICE bool softmax(Scores& s) {
+  template <bool FIRST, int TILES = KEY_TILES> DEVICE bool softmax(Scores& s, TileRecord& record) {
     const auto remember = [&](int r, float factor) { rescale[r] = factor; };
     const ScoreParams& p = block.params.flash.score;
     bool due = false;
     if (FIRST || !settled) {
       due = state.template raise_maximum<FIRST, TILES>(s, p, remember);
-      settled = is_hopeful && state.is_settled();
+      settled = !record.is_careful && state.is_settled();
     }
     float added[LANE_ROWS];
-    state.template exponentiate<TILES>(s, p, added);
+    state.template exponentiate<TILES>(s, p, added, settled);
     if (!FIRST && SoftmaxState::is_outgrown(added)) {
-      overflow |= !state.template raise_afterwards<TILES>(s, p, added, remember);
+      if (!state.template raise_afterwards<TILES>(s, p, added, remember)) record.overflow = 1;
       due = true;
     }
     state.add(added);
@@ -98,7 +101,7 @@ struct Consumer {
   DEVICE u32 place_of(int n, int last) const { return blocks_before + (last - n); }
 
   // One step: block n, and the values of the one before it, block n + KEY_STRIDE.
-  template <bool MASKED> DEVICE void step(const TileRecord& record, int n, int last, bool is_final, int q_stage) {
+  template <bool MASKED> DEVICE void step(TileRecord& record, int n, int last, bool is_final, int q_stage) {
     const u32 keys_at = place_of(n, last), values_at = keys_at - KEY_STRIDE;
     const int keys = stage_of<KV_STAGES>(keys_at), values = stage_of<KV_STAGES>(values_at);
     Scores s;
@@ -119,7 +122,7 @@ struct Consumer {
     pin(flat(s));
     release_k(keys, q_stage, is_final);
     finish<MASKED>(s, record, n, keys_at);
-    const bool due = softmax<false>(s);
+    const bool due = softmax<false>(s, record);
     wgmma_wait<0>();
     pin(flat_output());
     pin(weights);
@@ -132,7 +135,7 @@ struct Consumer {
   }
 
   // The first block of a tile, whose softmax nothing runs beside. TILES: of how many of its keys, the others being masked for all rows.
-  template <bool MASKED, int TILES> DEVICE void first_step(const TileRecord& record, int n, int last, bool is_final, int q_stage) {
+  template <bool MASKED, int TILES> DEVICE void first_step(TileRecord& record, int n, int last, bool is_final, int q_stage) {
     const int keys = stage_of<KV_STAGES>(place_of(n, last));
     Scores s;
     float(&products)[TILES * 4] = reinterpret_cast<float(&)[TILES * 4]>(s.at);
@@ -143,7 +146,7 @@ struct Consumer {
     pin(products);
     release_k(keys, q_stage, is_final);
     finish<MASKED, TILES>(s, record, n, place_of(n, last));
-    softmax<true, TILES>(s);
+    softmax<true, TILES>(s, record);
     round_weights<TILES>(s);
   }
 
@@ -161,10 +164,14 @@ struct Consumer {
   }
 
   DEVICE void release_k(int keys, int q_stage, bool is_final) const {
-    if (!is_leader()) return;
-    mbarrier_arrive(block.shared.k_empty(keys));
+    if (is_leader()) mbarrier_arrive(block.shared.k_empty(keys));
+    if (is_final) release_q(q_stage);
+  }
+
+  // With an output that is staged in the queries' place, that one is free when it has been stored.
+  DEVICE void release_q(int q_stage) const {
 #ifdef DIRECT_STORE
-    if (is_final) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
+    if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
 #endif
   }
 
@@ -180,10 +187,10 @@ struct Consumer {
   }
 
   // Values of keys beyond the sequence's length are whatever the tensor holds there, and 0 * NaN is NaN: they become zeros. Only the
-  // block that a tile begins with can hold such keys, and only where lengths come from the device.
+  // block that a tile begins with can hold such keys, and only where the boxes of its sequence do not end with it.
   DEVICE void clear_values_beyond(const TileRecord& record, int n, u32 at) const {
     const int valid = record.sequence.kv_len - n * BLOCK_KEYS;
-    if (valid >= BLOCK_KEYS || record.sequence.kv_len == block.params.flash.mask.kv_len) return;
+    if (valid >= BLOCK_KEYS || values_end_with(block.params.flash, record.sequence)) return;
     mbarrier_wait(block.shared.v_full(stage_of<KV_STAGES>(at)), parity_of<KV_STAGES>(at));
     const u32 v = block.shared.v + stage_of<KV_STAGES>(at) * V_BYTES;
     for (int i = threadIdx.x; i < (BLOCK_KEYS - valid) * V_PANELS * 8; i += CONSUMERS) {
@@ -195,7 +202,7 @@ struct Consumer {
   }
 
   // All blocks of a tile, and how many they are: those that the end of some row's keys cuts, those that every row sees, those that a window's left edge cuts.
-  DEVICE int multiply(const TileRecord& record, int q_stage) {
+  DEVICE int multiply(TileRecord& record, int q_stage) {
     const RowSpan rows(block.params.flash, record.sequence, record.tile.first_row + slice() * GROUP_ROWS, GROUP_ROWS);
     // Uniform registers, as those of `rows` are, or every loop that these bound would count as divergent, and every descriptor in it
     // would be moved from ordinary registers before each product.
@@ -208,6 +215,7 @@ struct Consumer {
     n -= group;
     if (n < first) {  // fewer blocks than warpgroups
       o.clear();
+      release_q(q_stage);
       return last + 1 - first;
     }
 #endif
@@ -297,7 +305,7 @@ struct Consumer {
     const int lane = threadIdx.x & 31, quad = lane & 3;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       const int row = record.tile.first_row + slice() * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2) + r * 8;
-      Scalar* out = static_cast<Scalar*>(p.o) + record.tile.batch * p.o_strides.batch + record.tile.head * p.o_strides.head + row * p.o_strides.row;
+      Scalar* out = static_cast<Scalar*>(p.o) + query_base(p.o_strides, record.tile) + record.tile.head * p.o_strides.head + row * p.o_strides.row;
       UNROLL for (int first = 0; first < V_TILES; first += 4) {
         Chunk chunk;
         UNROLL for (int i = 0; i < 4; ++i)
@@ -329,8 +337,7 @@ struct Consumer {
     if (p.log_sum_exp == nullptr || (threadIdx.x & 3) != 0) return;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       const int row = record.tile.first_row + slice() * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2) + r * 8;
-      if (row < record.sequence.q_len)
-        p.log_sum_exp[((i64)record.tile.batch * p.q_heads + record.tile.head) * p.mask.q_len + row] = result.log_sum_exp[r];
+      if (row < record.sequence.q_len) p.log_sum_exp[log_sum_exp_at(p, record.tile, {row, record.tile.head})] = result.log_sum_exp[r];
     }
   }
 
@@ -342,16 +349,16 @@ struct Consumer {
     write_log_sum_exp(result, record);
 #ifdef DIRECT_STORE
     write_output<EMPTY>(result, record);
-    if (EMPTY) return;
+    if (EMPTY || record.overflow) return;
     __syncwarp();
     repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int, const PackedRow& at, int column, float value) {
-      Scalar* out = static_cast<Scalar*>(p.o) + record.tile.batch * p.o_strides.batch + at.head * p.o_strides.head + at.row * p.o_strides.row;
+      Scalar* out = static_cast<Scalar*>(p.o) + query_base(p.o_strides, record.tile) + at.head * p.o_strides.head + at.row * p.o_strides.row;
       out[column] = Element::store(value);
     });
 #else
     stage_output<EMPTY>(result, q_stage);
     __syncwarp();
-    if (!EMPTY) repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int row, const PackedRow&, int column, float value) {
+    if (!EMPTY && !record.overflow) repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int row, const PackedRow&, int column, float value) {
       const u32 staged = block.shared.q_slice(q_stage, slice()) + column / PANEL * GROUP_ROWS * PANEL_ROW + (((threadIdx.x >> 5) & 3) * 16 + row) * PANEL_ROW;
       store_shared(staged + ((column % PANEL / 8) ^ (row & 7)) * 16 + column % 8 * 2, Element::store(value));
     });
@@ -372,18 +379,18 @@ struct Consumer {
     for (u32 number = 0;; ++number) {
       const int q_stage = stage_of<Q_STAGES>(number);
       mbarrier_wait(block.shared.q_full(q_stage, slice()), parity_of<Q_STAGES>(number));
-      const TileRecord& record = block.records[number % RECORDS];
+      TileRecord& record = block.records[number % RECORDS];
       if (record.tile.first_row < 0) break;
       state.clear();
-      is_hopeful = true; overflow = false;
       if (record.end_block > record.first_block) {
         blocks_before += multiply(record, q_stage);
         if (merge()) epilogue<false>(record, q_stage);
-      } else if (KEY_STRIDE == 1 || group == 0) {
-#ifdef DIRECT_STORE
-        if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
+      } else {
+#ifdef SPLIT_KEYS
+        named_barrier_sync(BARRIER_CONSUMERS, CONSUMERS);  // nothing is handed over here, so one could fall behind
 #endif
-        epilogue<true>(record, q_stage);
+        release_q(q_stage);
+        if (KEY_STRIDE == 1 || group == 0) epilogue<true>(record, q_stage);
       }
     }
   }

@@ -10,6 +10,13 @@ DEVICE void mbarrier_arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared:
 DEVICE void mbarrier_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Whether that phase has passed already.
+DEVICE bool mbarrier_has_passed(u32 barrier, u32 parity) {
+  u32 passed;
+  asm volatile("{.reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2; selp.b32 %0, 1, 0, done;}"
+               : "=r"(passed) : "r"(barrier), "r"(parity) : "memory");
+  return passed;
+}
 DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{.reg .pred done;\n"

@@ -9,6 +9,13 @@ DEVICE int warp_uniform(int x) {
   return y;
 }
 
+// The sum over all lanes.
+DEVICE int warp_sum(int x) {
+  int y;
+  asm volatile("redux.sync.add.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // `x` as it is, but computed where it stands: what follows from it is not moved out of the loop, where it would hold registers.
 DEVICE int computed_here(int x) {
   asm volatile("" : "+r"(x));

@@ -68,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_build_schedule(cons
   __syncthreads();
 
   WorkItem* items = static_cast<WorkItem*>(p.packed.schedule);
+  const int items_listed = min_of(total, p.packed.capacity);
   for_each_sequence(p, block_rows, [&](const Candidate& mine) {
     const int first = mine.tiles > 0 ? atomicAdd(&next[mine.bucket], mine.tiles) : 0;
     // The warp writes the items of its sequences together, however unequal they are.
@@ -84,10 +85,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_build_schedule(cons
       item.packed.kv_len = __shfl_sync(WARP_MASK, mine.packed.kv_len, source);
       item.batch = __shfl_sync(WARP_MASK, mine.batch, source);
       item.first_item = __shfl_sync(WARP_MASK, first, source);
-      item.reserved[0] = item.reserved[1] = 0;
+      item.items = items_listed;
+      item.reserved = 0;
       const int place = item.first_item + at - __shfl_sync(WARP_MASK, begin, source);
       if (at < end && place < p.packed.capacity) items[place] = item;
     }
   });
-  for (int i = min_of(total, p.packed.capacity) + threadIdx.x; i < p.packed.capacity; i += THREADS) items[i] = {{0, 0, 0, 0}, -1, 0, {0, 0}};
+  for (int i = items_listed + threadIdx.x; i < p.packed.capacity; i += THREADS) items[i] = {{0, 0, 0, 0}, -1, 0, items_listed, 0};
 }

@@ -11,7 +11,8 @@ struct alignas(16) WorkItem {
   PackedSequence packed;
   int batch;       // negative: nothing to do
   int first_item;  // the item of the sequence's first tile
-  int reserved[2];
+  int items;       // of the whole list that hold something
+  int reserved;
 };
 
 // Sequences that a warp sorts by itself.
@@ -19,64 +20,72 @@ constexpr int SCANNED_SEQUENCES = 64;
 
 // The tile of one of the heads of an item. Items are numbered anew for each of the `units` head units of a sequence.
 DEVICE Tile tile_of(const FlashParams& p, const WorkItem& item, int number, int block_rows) {
-  const int units = p.q_heads / p.pack, group = p.q_heads / p.kv_heads;
+  const int pack = pack_of(p), units = p.q_heads / pack, group = p.q_heads / p.kv_heads;
   const int kv_heads = p.packed.section_keys / max_of(item.packed.kv_len, 1);
-  const int section = clamp_to((i64)kv_heads * (group / p.pack), 1, units);
+  const int section = clamp_to((i64)kv_heads * (group / pack), 1, units);
   const Draw draw(number - item.first_item * units, units, section, row_tiles_of(p, item.packed, block_rows));
   Tile tile;
   tile.first_row = draw.row_tile * block_rows;
   tile.batch = item.batch;
-  tile.head = draw.unit * p.pack;
+  tile.head = draw.unit * pack;
   tile.kv_head = tile.head / group;
   tile.packed = item.packed;
   return tile;
 }
 
-// The item with this number, found by a whole warp.
-DEVICE WorkItem scan_sequences(const FlashParams& p, int number, int block_rows) {
-  constexpr int EACH = SCANNED_SEQUENCES / 32;
-  const int lane = computed_here(threadIdx.x) & 31;
-  PackedSequence mine[EACH];
-  int tiles[EACH], keys[EACH], first[EACH];
-  UNROLL for (int i = 0; i < EACH; ++i) {
-    const int batch = i * 32 + lane;
-    mine[i] = batch < p.batch ? load_packed(p, batch) : PackedSequence{0, 0, 0, 0};
-    tiles[i] = row_tiles_of(p, mine[i], block_rows);
-    keys[i] = tiles[i] > 0 ? longest_row(p, mine[i], batch) : -1;
-    first[i] = 0;
-  }
-  // Every sequence stands behind the tiles of all longer ones, and behind those of its length with lower numbers.
-  UNROLL for (int i = 0; i < EACH; ++i) {
-    const int others = min_of(p.batch - i * 32, 32);
-    for (int other = 0; other < others; ++other) {
-      const int other_tiles = __shfl_sync(WARP_MASK, tiles[i], other), other_keys = __shfl_sync(WARP_MASK, keys[i], other);
-      UNROLL for (int j = 0; j < EACH; ++j) {
-        const bool before = i * 32 + other < j * 32 + lane;
-        if (other_keys > keys[j] || (other_keys == keys[j] && before)) first[j] += other_tiles;
+// The sequences of a small batch, in the lanes of one warp, and the items of their first tiles.
+struct SortedSequences {
+  static constexpr int EACH = SCANNED_SEQUENCES / 32;
+  PackedSequence mine[EACH];  // those with the numbers i * 32 + lane
+  int tiles[EACH], first[EACH];
+
+  DEVICE SortedSequences(const FlashParams& p, int block_rows) {
+    const int lane = computed_here(threadIdx.x) & 31;
+    int keys[EACH];
+    UNROLL for (int i = 0; i < EACH; ++i) {
+      const int batch = i * 32 + lane;
+      mine[i] = batch < p.batch ? load_packed(p, batch) : PackedSequence{0, 0, 0, 0};
+      tiles[i] = row_tiles_of(p, mine[i], block_rows);
+      keys[i] = tiles[i] > 0 ? longest_row(p, mine[i], batch) : -1;
+      first[i] = 0;
+    }
+    // Every sequence stands behind the tiles of all longer ones, and behind those of its length with lower numbers.
+    UNROLL for (int i = 0; i < EACH; ++i) {
+      const int others = min_of(p.batch - i * 32, 32);
+      for (int other = 0; other < others; ++other) {
+        const int other_tiles = __shfl_sync(WARP_MASK, tiles[i], other), other_keys = __shfl_sync(WARP_MASK, keys[i], other);
+        UNROLL for (int j = 0; j < EACH; ++j) {
+          const bool before = i * 32 + other < j * 32 + lane;
+          if (other_keys > keys[j] || (other_keys == keys[j] && before)) first[j] += other_tiles;
+        }
       }
     }
   }
-  WorkItem item;
-  item.batch = -1;
-  UNROLL for (int i = 0; i < EACH; ++i) {
-    const u32 found = __ballot_sync(WARP_MASK, number >= first[i] && number - first[i] < tiles[i]);
-    if (found == 0) continue;
-    const int source = __ffs(found) - 1;
-    item.batch = i * 32 + source;
-    item.first_item = __shfl_sync(WARP_MASK, first[i], source);
-    item.packed.q_first = __shfl_sync(WARP_MASK, mine[i].q_first, source);
-    item.packed.q_len = __shfl_sync(WARP_MASK, mine[i].q_len, source);
-    item.packed.kv_first = __shfl_sync(WARP_MASK, mine[i].kv_first, source);
-    item.packed.kv_len = __shfl_sync(WARP_MASK, mine[i].kv_len, source);
+
+  // The item with this number.
+  DEVICE WorkItem find(int number) const {
+    WorkItem item;
+    item.batch = -1;
+    UNROLL for (int i = 0; i < EACH; ++i) {
+      const u32 found = __ballot_sync(WARP_MASK, number >= first[i] && number - first[i] < tiles[i]);
+      if (found == 0) continue;
+      const int source = __ffs(found) - 1;
+      item.batch = i * 32 + source;
+      item.first_item = __shfl_sync(WARP_MASK, first[i], source);
+      item.packed.q_first = __shfl_sync(WARP_MASK, mine[i].q_first, source);
+      item.packed.q_len = __shfl_sync(WARP_MASK, mine[i].q_len, source);
+      item.packed.kv_first = __shfl_sync(WARP_MASK, mine[i].kv_first, source);
+      item.packed.kv_len = __shfl_sync(WARP_MASK, mine[i].kv_len, source);
+    }
+    return item;
   }
-  return item;
-}
+};
 
 // Whether there is a tile `number`, and what it is. For whole warps.
 DEVICE bool find_tile(Tile& tile, const FlashParams& p, int number, int block_rows) {
-  const int index = number / (p.q_heads / p.pack);
+  const int index = number / (p.q_heads / pack_of(p));
   if (index >= p.packed.capacity) return false;
-  const WorkItem item = p.packed.schedule == nullptr ? scan_sequences(p, index, block_rows)
+  const WorkItem item = p.packed.schedule == nullptr ? SortedSequences(p, block_rows).find(index)
                                                      : static_cast<const WorkItem*>(p.packed.schedule)[index];
   if (item.batch < 0) return false;
   tile = tile_of(p, item, number, block_rows);

@@ -31,7 +31,7 @@ DEVICE PackedSequence load_packed(const FlashParams& p, int batch) {
 }
 
 DEVICE int row_tiles_of(const FlashParams& p, const PackedSequence& s, int block_rows) {
-  return ceil_div(s.q_len * p.pack, block_rows);
+  return ceil_div(s.q_len * pack_of(p), block_rows);
 }
 
 // Keys that the last row sees, which is as many as any row does under a causal mask: how long the longest tile takes.

@@ -145,3 +145,56 @@ fn numbers_are_those_of_the_header() {
     assert_eq!(OutOfBounds::Zero as i32, fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as i32);
     assert_eq!(OutOfBounds::Nan as i32, fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA as i32);
 }
+
+/// Where a box lies, as the copy engine reckons: modulo 2^64.
+fn address_of(map: &TensorMapBuilder, at: &[u64]) -> u64 {
+    let (_, strides, _) = map.encoded();
+    let sizes = std::iter::once(map.data_type.size() as u64).chain(strides);
+    at.iter().zip(sizes).fold(map.memory.address(), |sum, (&at, size)| sum.wrapping_add(at.wrapping_mul(size)))
+}
+
+#[test]
+fn a_ragged_map_ends_with_each_sequence() {
+    let (heads, dim) = (16u64, 128u64);
+    for (tokens, row) in [(5000, heads * dim * 2), (1 << 20, 3 * heads * dim * 2 + 16), (70, 16)] {
+        let base = 0x7f12_3456_7890;
+        let map = TensorMap::builder(TensorMapType::Bf16, DevicePtr::new(base, 1 << 40))
+            .dims(&[dim, tokens, heads])
+            .strides(&[row, dim * 2])
+            .box_dims(&[64, 64, 1])
+            .swizzle(Swizzle::Bytes128)
+            .ragged();
+        map.validate().unwrap();
+        let (dims, strides, sides) = map.encoded();
+        assert_eq!((dims.len(), strides.len(), sides.as_slice()), (5, 4, [64, 64, 1, 1, 1].as_slice()));
+        for (first, len) in [(0, 1), (0, tokens), (tokens - 1, 1), (17, 33), (tokens / 2, tokens / 3)] {
+            for offset in [0, 1, 31, 64] {
+                let at = |offset: u64| [8, RAGGED_ROWS - len + offset, 5, first + len, RAGGED_ROWS];
+                assert_eq!(address_of(&map, &at(offset)), base + 8 * 2 + (first + offset) * row + 5 * dim * 2);
+                // Exactly the rows of the sequence are inside, and every other coordinate is.
+                let inside = at(offset).iter().zip(&dims).all(|(at, dim)| at < dim);
+                assert_eq!(inside, offset < len, "{first} {len} {offset}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_ragged_map_of_too_much_is_told() {
+    let rows = plain().dims(&[128, RAGGED_ROWS + 1]).ragged();
+    insta::assert_snapshot!(told(&rows), @r"
+    tensor map refused:
+      a ragged dimension of 1073741825 rows, must be at most 1073741824
+      the tensor takes 274877907200 bytes, the memory has 1048576
+    ");
+    insta::assert_snapshot!(told(&plain().dims(&[128]).strides(&[]).box_dims(&[64]).ragged()), @r"
+    tensor map refused:
+      a ragged tensor of 1 dimensions, must be 2 or 3
+    ");
+    let four = plain().dims(&[128, 8, 2, 2]).strides(&[256, 2048, 4096]).box_dims(&[64, 8, 1, 1]).ragged();
+    insta::assert_snapshot!(told(&four), @r"
+    tensor map refused:
+      6 dimensions, must be 1 to 5
+      a ragged tensor of 4 dimensions, must be 2 or 3
+    ");
+}
