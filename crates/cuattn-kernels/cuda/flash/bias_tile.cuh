@@ -18,8 +18,9 @@ struct BiasTile {
 
   static DEVICE u32 address(u32 tile_address, int r, int n) {
     const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5 & 3) * 16 + (lane >> 2) + r * 8;
-    const int byte = (n * 8 + (lane & 3) * 2) * SIZE;
-    return tile_address + byte / 128 * PANEL_BYTES + row * 128 + ((byte % 128 / 16 ^ (row & 7)) << 4) + byte % 16;
+    // Of a row's bytes, those of the lane and those of n have no bit in common: a constant apart, but for one exclusive or.
+    const int lane_byte = (lane & 3) * 2 * SIZE ^ (row & 7) << 4, byte = n * 8 * SIZE;
+    return tile_address + byte / 128 * PANEL_BYTES + row * 128 + (lane_byte ^ byte % 128);
   }
 #elif BIAS != BIAS_NONE && defined(BIAS_STAGED)
   static constexpr int SIZE = sizeof(BiasScalar);

@@ -6,7 +6,11 @@
 #include "flash/fragments.cuh"
 #include "score.cuh"
 
+#ifdef EXACT_MAXIMUM
+constexpr float LAZY_RESCALE_LOG2 = 0.f;  // probabilities must not exceed 1
+#else
 constexpr float LAZY_RESCALE_LOG2 = 8.f;
+#endif
 // A maximum below this comes from a bias of huge negatives. Multiplied by log2(e) it may overflow, so it is subtracted first.
 constexpr float HUGE_NEGATIVE = -1e37f;
 constexpr int MAX_CHAINS = KEY_TILES < 4 ? KEY_TILES : ROW_TILES == 1 ? 4 : 2;  // independent maxima, for latency
@@ -91,6 +95,15 @@ struct SoftmaxState {
 #endif
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) base[r] *= units;
     exponentiate_each<TILES>(s, [&](float x, int r) { return fmaf(x, units, -base[r]); });
+  }
+
+  // The same with the maximum subtracted before the change to base 2: where one product rounds, the maximum's own rounding would
+  // differ from block to block.
+  DEVICE void exponentiate_exactly(Scores& s, const ScoreParams& p) {
+    const float units = log2_units(p);
+    float base[LANE_ROWS];
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) base[r] = finite_or_zero(maximum[r]);
+    exponentiate_each<KEY_TILES>(s, [&](float x, int r) { return (x - base[r]) * units; });
   }
 
   template <int TILES, typename Exponent> DEVICE void exponentiate_each(Scores& s, Exponent exponent) {
