@@ -213,7 +213,12 @@ fn choice(head_dim: usize, v_head_dim: usize) -> &'static TileChoice {
 pub fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     let mut push = |name: String, source: Source, tuned| {
-        all.push(Variant { name: format!("flash/sm90_f32 {name}"), source, architectures: Architecture::HOPPER, tuned });
+        all.push(Variant {
+            name: format!("flash/sm90_f32 {name}"),
+            source,
+            architectures: Architecture::HOPPER,
+            tuned,
+        });
     };
     for (d, dv) in [(64, 64), (128, 128), (64, 128), (128, 64), (16, 16), (40, 40), (72, 72), (96, 96)] {
         let plain = Sm90F32::plain(d, dv);
