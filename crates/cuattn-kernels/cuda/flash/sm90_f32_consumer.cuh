@@ -1,8 +1,10 @@
 // A consumer warpgroup of the Hopper path for float32: 64 rows of a tile, from Q K^T to the finished output.
 //
-// Every product is three, of high and low halves (flash/sm90_f32_halves.cuh), the smallest first. The order of one step, for block n of keys (from the last one
-// down): S = Q K(n) and, behind it, T = P V(n+1) are issued; while the second runs, the softmax turns S into the next P. T is a sum of its
-// own, added to O in float32: tensor cores cut sums off instead of rounding them, which must not go on over thousands of keys.
+// Every product is three, of high and low halves (flash/sm90_f32_halves.cuh), the smallest first. The order of one step, for block n of
+// keys (from the last one down):
+//   S = Q K(n) and, behind it, T = P V(n+1) are issued; while the second runs, the softmax turns S into the next P.
+// T is a sum of its own, added to O in float32: tensor cores cut sums off instead of rounding them, which must not go on over thousands
+// of keys.
 #include "flash/sm90_f32_producer.cuh"
 
 constexpr int PRODUCTS = 3;
@@ -71,11 +73,17 @@ struct Consumer {
     }
   }
 
-  // Turns scaled products into scores, masks them, and turns those into probabilities. `next_rescale`: from the maximum before.
+  // Turns scaled products into scores, masks them, and turns those into probabilities. `unit`: of the products. `next_rescale`: from the
+  // maximum before.
   template <bool FIRST, bool MASKED> DEVICE void softmax(Scores& s, const TileRecord& record, float unit, int n, u32 at, float (&next_rescale)[LANE_ROWS]) {
     const FlashParams& p = block.params.flash;
     const LanePlace place(record.tile);
+    ScoreParams score = p.score;
+#ifdef NATURAL
     UNROLL for (int i = 0; i < BLOCK_KEYS / 2; ++i) flat(s)[i] *= unit;
+#else
+    score.scale *= unit;  // the maximum too is one of scaled products, until the end
+#endif
 #if BIAS != BIAS_NONE
     mbarrier_wait(block.shared.bias_full(group), parity_of<1>(at));
 #endif
@@ -86,8 +94,8 @@ struct Consumer {
 #endif
     if (MASKED) mask_scores(s, p, record.sequence, place, n * BLOCK_KEYS);
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) next_rescale[r] = 1.f;
-    state.template raise_maximum<FIRST>(s, p.score, [&](int r, float factor) { next_rescale[r] = factor; });
-    state.exponentiate_exactly(s, p.score);
+    state.template raise_maximum<FIRST>(s, score, [&](int r, float factor) { next_rescale[r] = factor; });
+    state.exponentiate_exactly(s, score);
   }
 
   // The place in the ring of block n of a tile whose last block is `last`.
@@ -201,9 +209,12 @@ struct Consumer {
   }
 
   // EMPTY: no row has seen a key, and o holds whatever the tile before left there.
-  template <bool EMPTY> DEVICE void epilogue(const TileRecord& record, float unit) {
+  template <bool EMPTY> DEVICE void epilogue(const TileRecord& record, const TileUnits& units) {
     const FlashParams& p = block.params.flash;
     const LanePlace place(record.tile);
+#ifndef NATURAL
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) state.maximum[r] *= units.score;
+#endif
     const RowResult result = state.finish(p, place);
     const bool pairs = ((u64)p.o % 8 | (u64)(p.o_strides.batch | p.o_strides.head | p.o_strides.row) % 2) == 0;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
@@ -215,7 +226,7 @@ struct Consumer {
         float* to = row + n * 8 + (threadIdx.x & 3) * 2;
         Pair x;
         // One after the other: their product may be smaller than float32 has it.
-        UNROLL for (int e = 0; e < 2; ++e) x.at[e] = EMPTY ? 0.f : o.at[0][n][r * 2 + e] * result.factor[r] * unit;
+        UNROLL for (int e = 0; e < 2; ++e) x.at[e] = EMPTY ? 0.f : o.at[0][n][r * 2 + e] * result.factor[r] * units.output;
         if (pairs) {
           *reinterpret_cast<Pair*>(to) = x;
         } else {
@@ -244,8 +255,8 @@ struct Consumer {
       } else if (is_leader()) {
         release_q();
       }
-      if (empty) epilogue<true>(record, units.output);
-      else epilogue<false>(record, units.output);
+      if (empty) epilogue<true>(record, units);
+      else epilogue<false>(record, units);
     }
   }
 };

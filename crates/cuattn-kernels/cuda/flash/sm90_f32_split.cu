@@ -26,10 +26,12 @@ struct Chunk {
   KeyRange used;     // of these
   u16* halves;       // of the head
   i64 plane;         // from high to low halves
+  HeadRange* parts;  // of the head, one for each chunk
   HeadRange* range;  // of the head
 
   DEVICE Chunk(const Sm90F32Params& p, int block) {
     const FlashParams& f = p.flash;
+    parts = p.parts + block;  // until the chunk's number is known
     const int q_units = f.batch * f.q_heads, kv_units = f.batch * f.kv_heads;
     const int q_chunks = ceil_div(f.mask.q_len, CHUNK_ROWS), kv_chunks = ceil_div(f.mask.kv_len, CHUNK_ROWS);
     if (block < q_units * q_chunks) {
@@ -60,6 +62,7 @@ struct Chunk {
     unit = block / chunks;
     number = block - unit * chunks;
     count = chunks;
+    parts -= number;
     const int batch = unit / heads;
     head = static_cast<const float*>(data) + batch * strides.batch + (unit - batch * heads) * strides.head;
     row_stride = strides.row;
@@ -148,20 +151,20 @@ template <Tensor OF> struct Measure {
   }
 
   // Of the chunk's head, from what its blocks have measured.
-  static DEVICE HeadRange head(const Chunk& chunk, const HeadRange* parts) {
+  static DEVICE HeadRange head(const Chunk& chunk) {
     HeadRange range = nothing();
-    for (int i = threadIdx.x; i < chunk.count; i += THREADS) range = join(range, parts[i]);
+    for (int i = threadIdx.x; i < chunk.count; i += THREADS) range = join(range, chunk.parts[i]);
     return join_block(range);
   }
 };
 
-template <Tensor OF, int DIM> DEVICE void measure(const Sm90F32Params& p, const Chunk& chunk) {
+template <Tensor OF, int DIM> DEVICE void measure(const Chunk& chunk) {
   const HeadRange range = chunk.is_used() ? Measure<OF>::template chunk<DIM>(chunk) : Measure<OF>::nothing();
-  if (threadIdx.x == 0) p.parts[blockIdx.x] = range;
+  if (threadIdx.x == 0) chunk.parts[chunk.number] = range;
 }
 
-template <Tensor OF, int DIM> DEVICE void split(const Sm90F32Params& p, const Chunk& chunk) {
-  const HeadRange range = Measure<OF>::head(chunk, p.parts + blockIdx.x - chunk.number);
+template <Tensor OF, int DIM> DEVICE void split(const Chunk& chunk) {
+  const HeadRange range = Measure<OF>::head(chunk);
   if (chunk.number == 0 && threadIdx.x == 0) *chunk.range = range;
   // Nobody reads a head that is not finite.
   if (!chunk.is_used() || !is_finite(range)) return;
@@ -182,14 +185,15 @@ template <Tensor OF, int DIM> DEVICE void split(const Sm90F32Params& p, const Ch
 
 extern "C" __global__ void __launch_bounds__(THREADS) flash_sm90_f32_measure(const __grid_constant__ Sm90F32Params p) {
   const Chunk chunk(p, blockIdx.x);
-  if (chunk.tensor == Tensor::Queries) measure<Tensor::Queries, HEAD_DIM>(p, chunk);
-  else if (chunk.tensor == Tensor::Keys) measure<Tensor::Keys, HEAD_DIM>(p, chunk);
-  else measure<Tensor::Values, V_HEAD_DIM>(p, chunk);
+  if (chunk.tensor == Tensor::Queries) measure<Tensor::Queries, HEAD_DIM>(chunk);
+  else if (chunk.tensor == Tensor::Keys) measure<Tensor::Keys, HEAD_DIM>(chunk);
+  else measure<Tensor::Values, V_HEAD_DIM>(chunk);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) flash_sm90_f32_split(const __grid_constant__ Sm90F32Params p) {
-  const Chunk chunk(p, blockIdx.x);
-  if (chunk.tensor == Tensor::Queries) split<Tensor::Queries, HEAD_DIM>(p, chunk);
-  else if (chunk.tensor == Tensor::Keys) split<Tensor::Keys, HEAD_DIM>(p, chunk);
-  else split<Tensor::Values, V_HEAD_DIM>(p, chunk);
+  // Backwards: what was measured last is still in L2.
+  const Chunk chunk(p, gridDim.x - 1 - blockIdx.x);
+  if (chunk.tensor == Tensor::Queries) split<Tensor::Queries, HEAD_DIM>(chunk);
+  else if (chunk.tensor == Tensor::Keys) split<Tensor::Keys, HEAD_DIM>(chunk);
+  else split<Tensor::Values, V_HEAD_DIM>(chunk);
 }
