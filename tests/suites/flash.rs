@@ -15,7 +15,7 @@ use rand::Rng;
 
 use crate::compare::{Tolerance, errors, errors_beside_nonfinite};
 use crate::inputs::Inputs;
-use crate::parity::{Launched, check_inputs, check_repeats, check_space, plan_ahead};
+use crate::parity::{Launched, check_inputs, check_parity, check_repeats, check_space, plan_ahead};
 use crate::space::{Layout, Space};
 use crate::tensors::{Distribution, Guarded};
 use crate::{Context, Suite};
@@ -42,7 +42,10 @@ pub fn suite() -> Suite {
         .case("mma, everything", |cx| check_space(cx, &MMA, &tensor_cores(), cx.scaled(700, 24)))
         .case("mma, biases", |cx| check_space(cx, &MMA, &biased(), cx.scaled(250, 8)))
         .case("mma, short queries", |cx| check_space(cx, &MMA, &short_queries(), cx.scaled(200, 6)))
-        .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(400, 10)))
+        .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(150, 5)))
+        .case("float32, simt", |cx| check_space(cx, &FlashPath(Path::Simt), &float32(), cx.scaled(250, 5)))
+        .case("float32, tensor cores", float32_on_tensor_cores)
+        .case("float32, heads that tensor cores leave out", heads_left_out)
         .case("any head size, layout and alignment", |cx| check_space(cx, &Flash, &odd(), cx.scaled(300, 10)))
         .case("agrees with phase2a", agrees_with_phase2a)
         .case("real tensors", real_tensors)
@@ -123,6 +126,172 @@ fn float32() -> Space {
         heads: vec![(1, 1), (3, 1), (5, 1), (7, 1), (9, 1), (4, 4), (8, 2), (28, 4)],
         ..Space::full()
     }
+}
+
+/// The path for float32 that Hopper takes.
+const SM90_F32: FlashPath = FlashPath(Path::Sm90F32);
+
+/// Random problems of those that the path takes: none on another device than Hopper.
+fn float32_on_tensor_cores(cx: &Context<'_>) -> anyhow::Result<()> {
+    let space = Space {
+        dtypes: vec![DType::F32],
+        head_dims: vec![16, 24, 40, 64, 64, 64, 72, 80, 96, 104, 128, 128, 128],
+        q_lens: vec![128, 129, 191, 192, 193, 255, 256, 257, 300, 513, 1000],
+        kv_lens: vec![128, 129, 191, 192, 193, 255, 256, 257, 448, 1025],
+        // The path has no use for less.
+        multiplications: 1 << 28,
+        ..Space::full()
+    };
+    let mut rng = cx.rng();
+    let count = cx.scaled(400, 4);
+    let device = cx.runtime().capabilities();
+    let drawn = (0..count * 20).map(|_| space.draw(&mut rng));
+    let problems: Vec<_> = drawn.filter(|problem| SM90_F32.consider(device, problem).is_ok()).take(count).collect();
+    ensure!(problems.len() == count || device.compute_capability != (9, 0), "only {} problems", problems.len());
+    plan_ahead(cx.runtime(), &SM90_F32, &problems);
+    problems.iter().try_for_each(|problem| check_parity(cx, &SM90_F32, problem))
+}
+
+/// Something that is done to q, k and v, and the query heads that halves of f16 cannot hold then.
+struct Spoilt {
+    name: &'static str,
+    spoil: fn(&mut HeadRows),
+    left_out: &'static [usize],
+}
+
+/// `[heads, rows, dim]` tensors.
+struct HeadRows {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    shape: Shape,
+}
+
+impl HeadRows {
+    fn q(&mut self, head: usize, row: usize) -> &mut [f32] {
+        let Shape { q_len, head_dim, .. } = self.shape;
+        &mut self.q[(head * q_len + row) * head_dim..][..head_dim]
+    }
+    fn k(&mut self, head: usize, row: usize) -> &mut [f32] {
+        let Shape { kv_len, head_dim, .. } = self.shape;
+        &mut self.k[(head * kv_len + row) * head_dim..][..head_dim]
+    }
+    fn v(&mut self, head: usize, row: usize) -> &mut [f32] {
+        let Shape { kv_len, v_head_dim, .. } = self.shape;
+        &mut self.v[(head * kv_len + row) * v_head_dim..][..v_head_dim]
+    }
+}
+
+fn multiply(values: &mut [f32], factor: f32) {
+    values.iter_mut().for_each(|value| *value *= factor);
+}
+
+/// Four query heads, two key heads, more keys than rows: the last 16 keys are seen by no row, nor are those beyond the length.
+const SPOILT: &[Spoilt] = &[
+    Spoilt { name: "nothing", spoil: |_| (), left_out: &[] },
+    Spoilt { name: "a large query", spoil: |x| x.q(1, 5)[3] = 1e6, left_out: &[1] },
+    Spoilt { name: "a large key", spoil: |x| multiply(x.k(0, 383), 3e5), left_out: &[0, 1] },
+    Spoilt { name: "a large value", spoil: |x| multiply(x.v(1, 383), 1e6), left_out: &[2, 3] },
+    Spoilt { name: "a small value", spoil: |x| multiply(x.v(0, 0), 1e-7), left_out: &[0, 1] },
+    Spoilt {
+        name: "a large key that nobody sees",
+        spoil: |x| {
+            multiply(x.k(0, 385), 1e30);
+            multiply(x.v(0, 390), 1e30);
+        },
+        left_out: &[],
+    },
+    Spoilt {
+        name: "zeros",
+        spoil: |x| {
+            x.v[..400 * 64].fill(0.0);
+            (0..384).for_each(|row| x.q(3, row).fill(0.0));
+            x.v(1, 17).fill(0.0);
+        },
+        left_out: &[],
+    },
+    Spoilt {
+        name: "other magnitudes",
+        spoil: |x| {
+            multiply(&mut x.q, 1e-18);
+            multiply(&mut x.k, 1e18);
+            multiply(&mut x.v, 1e-27);
+        },
+        left_out: &[],
+    },
+    Spoilt { name: "a huge query", spoil: |x| multiply(x.q(2, 0), 1e30), left_out: &[2] },
+    Spoilt { name: "a query that is not a number", spoil: |x| x.q(2, 7)[0] = f32::NAN, left_out: &[2] },
+    Spoilt { name: "a key that is not a number", spoil: |x| x.k(1, 100)[1] = f32::NAN, left_out: &[2, 3] },
+    Spoilt { name: "an infinite value", spoil: |x| x.v(0, 100)[2] = f32::NEG_INFINITY, left_out: &[0, 1] },
+    Spoilt {
+        name: "what is not finite, unseen",
+        spoil: |x| {
+            x.k(0, 384).fill(f32::NAN);
+            x.v(0, 384).fill(f32::INFINITY);
+            x.v(1, 399).fill(f32::NAN);
+        },
+        left_out: &[],
+    },
+];
+
+/// Heads that halves cannot hold get the very bits of the `simt` path, in a launch that computes the others on tensor cores.
+fn heads_left_out(cx: &Context<'_>) -> anyhow::Result<()> {
+    let runtime = cx.runtime();
+    if runtime.capabilities().compute_capability != (9, 0) {
+        return Ok(());
+    }
+    let mut rng = cx.rng();
+    let lengths = KeyLengths::PerBatch(IndexType::I32);
+    for (head_dim, key_lengths) in [(64, KeyLengths::Full), (128, KeyLengths::Full), (128, lengths)] {
+        let shape =
+            Shape { batch: 1, q_heads: 4, kv_heads: 2, q_len: 384, kv_len: 400, head_dim, v_head_dim: head_dim };
+        let mut problem = Problem::bhsd(shape, DType::F32);
+        // The length hides what the mask would show.
+        let alignment = if key_lengths == KeyLengths::Full { Alignment::TopLeft } else { Alignment::BottomRight };
+        problem.mask = Mask { key_lengths, ..Mask::causal(alignment) };
+        problem.wants_log_sum_exp = true;
+        let plans = [SM90_F32.plan(runtime, &problem)?, FlashPath(Path::Simt).plan(runtime, &problem)?];
+        for Spoilt { name, spoil, left_out } in SPOILT {
+            let about = || format!("{name} at head size {head_dim}, {key_lengths:?}");
+            let mut draw = |count: usize| (0..count).map(|_| Distribution::Normal.key(&mut rng) as f32).collect();
+            let q_rows = shape.q_heads * shape.q_len * head_dim;
+            let kv_rows = shape.kv_heads * shape.kv_len * head_dim;
+            let mut rows = HeadRows { q: draw(q_rows), k: draw(kv_rows), v: draw(kv_rows), shape };
+            spoil(&mut rows);
+            let bytes = |values: &[f32]| bytemuck::cast_slice(values).to_vec();
+            let inputs = Inputs {
+                q: bytes(&rows.q),
+                k: bytes(&rows.k),
+                v: bytes(&rows.v),
+                key_lengths: (key_lengths != KeyLengths::Full).then(|| 384_i32.to_ne_bytes().to_vec()),
+                ..Inputs::default()
+            };
+            let expected = reference::attention(&problem, &inputs.host())?;
+            let [tensor_cores, simt] = plans.each_ref().map(|plan| Launched::run(runtime, plan.as_ref(), &inputs, 0));
+            let (tensor_cores, simt) = (tensor_cores.with_context(about)?, simt.with_context(about)?);
+            let actual = HostOutput::read_o(&problem, &tensor_cores.o)?;
+            let distance = if expected.o.iter().all(|value| value.is_finite()) {
+                errors(&actual, &expected.o)
+            } else {
+                errors_beside_nonfinite(&actual, &expected.o).with_context(about)?
+            };
+            distance.within(&Tolerance::for_dtype(DType::F32)).with_context(about)?;
+            let head_bytes = shape.q_len * head_dim * DType::F32.size();
+            let heads = tensor_cores.o.chunks(head_bytes).zip(simt.o.chunks(head_bytes)).enumerate();
+            for (head, (ours, theirs)) in heads {
+                let zeros = ours.iter().all(|&byte| byte == 0);
+                let is_left_out = left_out.contains(&head);
+                ensure!(
+                    zeros || (ours == theirs) == is_left_out,
+                    "head {head} with {}: left out is {is_left_out}",
+                    about()
+                );
+            }
+            cx.record_error_of(DType::F32, distance.relative_l2, distance.worst_element);
+            cx.count(1);
+        }
+    }
+    Ok(())
 }
 
 fn odd() -> Space {
@@ -326,8 +495,11 @@ fn broken_score_modification(cx: &Context<'_>) -> anyhow::Result<()> {
 fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
     let runtime = cx.runtime();
     let mut rng = cx.rng();
-    for (dtype, head_dim) in [(DType::F16, 128), (DType::Bf16, 64), (DType::F32, 64)] {
-        let shape = Shape { batch: 3, q_heads: 4, kv_heads: 2, q_len: 33, kv_len: 200, head_dim, v_head_dim: head_dim };
+    // The last one is enough for tensor cores.
+    for (dtype, head_dim, q_len) in
+        [(DType::F16, 128, 33), (DType::Bf16, 64, 33), (DType::F32, 64, 33), (DType::F32, 128, 200)]
+    {
+        let shape = Shape { batch: 3, q_heads: 4, kv_heads: 2, q_len, kv_len: 200, head_dim, v_head_dim: head_dim };
         let mut problem = Problem::bhsd(shape, dtype);
         problem.mask = Mask::causal(Alignment::BottomRight);
         problem.mask.key_lengths = KeyLengths::PerBatch(IndexType::I32);
@@ -352,9 +524,10 @@ fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
             key_lengths: Some(lengths.ptr()),
             ..Operands::default()
         };
+        let workspace = runtime.alloc(plan.workspace().bytes)?;
         let graph = runtime.capture(|_| {
             // SAFETY: every operand lives until the end of this function, which synchronises by reading.
-            unsafe { plan.launch(&operands, DevicePtr::default()) }.map_err(launch_error)
+            unsafe { plan.launch(&operands, workspace.ptr()) }.map_err(launch_error)
         })?;
         for values in [[200, 200, 200], [0, 1, 64], [65, 33, 128], [7, 199, 0]] {
             lengths.write(&values)?;

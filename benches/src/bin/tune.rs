@@ -13,7 +13,7 @@ use curt::Runtime;
 /// Measures every tile that the flash engine's kernels could take, on this machine's GPU.
 #[derive(Parser)]
 struct Arguments {
-    /// Only the tiles of this path: sm90, mma or simt.
+    /// Only the tiles of this path: sm90, sm90_f32, mma or simt.
     #[arg(long)]
     path: Option<String>,
     /// Only cases whose name contains this, such as `d128 causal`.
@@ -83,7 +83,7 @@ fn selected(arguments: &Arguments) -> anyhow::Result<Vec<Case>> {
     let mut all = cases();
     let paths: HashSet<_> = all.iter().map(|case| case.path.name()).collect();
     if let Some(path) = &arguments.path {
-        ensure!(paths.contains(path.as_str()), "there is no path `{path}`: take sm90, mma or simt");
+        ensure!(paths.contains(path.as_str()), "there is no path `{path}`: take sm90, sm90_f32, mma or simt");
         all.retain(|case| case.path.name() == path);
     }
     if !arguments.case.is_empty() {

@@ -28,6 +28,13 @@ pub struct Bench {
     inputs: HashMap<(&'static str, usize), DeviceBuffer>,
 }
 
+/// Device memory of the launches for one problem.
+struct Memory {
+    operands: Operands,
+    output: DeviceBuffer,
+    workspace: DeviceBuffer,
+}
+
 /// A candidate that compiled, agreed with the reference, and was captured.
 struct Contestant {
     /// Its index among the candidates.
@@ -75,19 +82,20 @@ impl Bench {
             .map(|one| Measured { tile: one.tile().into(), is_choice: one.is_choice(), ..Measured::default() })
             .collect();
         let plans = self.plan_all(&candidates);
-        let (operands, output) = self.operands(problem)?;
+        let workspace = plans.iter().flatten().map(|plan| plan.workspace().bytes).max().unwrap_or(0);
+        let memory = self.memory(problem, workspace)?;
         // Another path's result, so that not all are wrong together; among simt's own candidates, the first one's.
         let mut reference = match case.path {
             Path::Simt => None,
             _ => {
                 let plan = FlashPath(Path::Simt).plan(&self.runtime, problem)?;
-                Some(self.result(plan.as_ref(), &operands, &output, problem)?)
+                Some(self.result(plan.as_ref(), &memory, problem)?)
             }
         };
         let mut contestants = Vec::new();
         for (index, plan) in plans.iter().enumerate() {
             let measured = &mut report.candidates[index];
-            match self.qualify(plan, &operands, &output, problem, &mut reference, measured) {
+            match self.qualify(plan, &memory, problem, &mut reference, measured) {
                 Ok(graph) => contestants.push(Contestant { index, graph, times: Vec::new() }),
                 Err(error) => measured.error = Some(format!("{error:#}")),
             }
@@ -135,15 +143,14 @@ impl Bench {
     fn qualify(
         &self,
         plan: &anyhow::Result<Box<dyn Plan>>,
-        operands: &Operands,
-        output: &DeviceBuffer,
+        memory: &Memory,
         problem: &Problem,
         reference: &mut Option<Vec<f32>>,
         measured: &mut Measured,
     ) -> anyhow::Result<Graph> {
         let plan = plan.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
         measured.details = plan.explain().details;
-        let result = self.result(plan.as_ref(), operands, output, problem)?;
+        let result = self.result(plan.as_ref(), memory, problem)?;
         match reference {
             None => {
                 ensure!(result.iter().all(|x| x.is_finite()), "its output is not finite");
@@ -158,24 +165,18 @@ impl Bench {
         }
         let captured: Result<Graph, anyhow::Error> = self.runtime.capture(|_| {
             // SAFETY: the operands are the bench's own, of the problem's extents, and outlive every replay.
-            unsafe { plan.launch(operands, DevicePtr::default()) }?;
+            unsafe { plan.launch(&memory.operands, memory.workspace.ptr()) }?;
             Ok(())
         });
         captured
     }
 
     /// The output of one launch, over one that was poisoned.
-    fn result(
-        &self,
-        plan: &dyn Plan,
-        operands: &Operands,
-        output: &DeviceBuffer,
-        problem: &Problem,
-    ) -> anyhow::Result<Vec<f32>> {
-        ensure!(plan.workspace().bytes == 0, "a plan of this engine needs no workspace");
+    fn result(&self, plan: &dyn Plan, memory: &Memory, problem: &Problem) -> anyhow::Result<Vec<f32>> {
+        let Memory { operands, output, workspace } = memory;
         output.fill(0xff)?;
         // SAFETY: the operands are the bench's own and of the problem's extents.
-        unsafe { plan.launch(operands, DevicePtr::default()) }?;
+        unsafe { plan.launch(operands, workspace.ptr()) }?;
         Ok(match problem.dtype {
             DType::F16 => output.read::<f16>()?.into_iter().map(f16::to_f32).collect(),
             DType::Bf16 => output.read::<bf16>()?.into_iter().map(bf16::to_f32).collect(),
@@ -212,8 +213,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Operands of a problem, and its output. Buffers are kept from case to case, and only ever grow.
-    fn operands(&mut self, problem: &Problem) -> anyhow::Result<(Operands, DeviceBuffer)> {
+    /// What launches for a problem use. Inputs are kept from case to case, and only ever grow.
+    fn memory(&mut self, problem: &Problem, workspace: usize) -> anyhow::Result<Memory> {
         let shape = problem.shape;
         let q = self.input("q", problem.dtype, shape.batch * shape.q_heads * shape.q_len * shape.head_dim)?;
         let k = self.input("k", problem.dtype, shape.batch * shape.kv_heads * shape.kv_len * shape.head_dim)?;
@@ -230,7 +231,8 @@ impl Bench {
         };
         let elements = shape.batch * shape.q_heads * shape.q_len * shape.v_head_dim;
         let output = self.runtime.alloc(elements * problem.dtype.size())?;
-        Ok((Operands { q, k, v, o: output.ptr(), bias, ..Operands::default() }, output))
+        let operands = Operands { q, k, v, o: output.ptr(), bias, ..Operands::default() };
+        Ok(Memory { operands, output, workspace: self.runtime.alloc(workspace)? })
     }
 
     fn input(&mut self, role: &'static str, dtype: DType, elements: usize) -> anyhow::Result<DevicePtr> {

@@ -1,7 +1,7 @@
 //! Fused online-softmax attention: no score tensor, every mask, every dtype, every head size.
 //!
 //! One launch reads q, k and v once and writes o. Scores live in registers for the length of one block of keys; the softmax is kept
-//! running, so memory does not grow with `q_len * kv_len` and no workspace is needed.
+//! running, so memory does not grow with `q_len * kv_len`. Only the path `sm90_f32` needs a workspace, as large as q, k and v.
 //!
 //! # Paths
 //!
@@ -10,6 +10,7 @@
 //! | path | device | takes |
 //! |---|---|---|
 //! | `sm90` | sm_90 | f16, bf16; head sizes that are multiples of 8 from 16 to 256; strides that a tensor map can express; queries that fill a tile |
+//! | `sm90_f32` | sm_90 | f32 from 128 rows and keys on; head sizes that are multiples of 8 from 16 to 128; any strides and alignment |
 //! | `mma` | sm_80 and up | f16, bf16; head sizes that are multiples of 8 from 16 to 256; strides of multiples of 8; 16-byte aligned pointers |
 //! | `simt` | sm_80 and up | every dtype, head size, stride and alignment; float32 with float32 accuracy |
 //!
@@ -26,10 +27,17 @@
 //! assert_eq!(half.path, "sm90");
 //!
 //! let single = Flash.consider(&device, &Problem::bhsd(shape, DType::F32))?;
-//! assert_eq!(single.path, "simt");
-//! assert!(single.refused[1].to_string().contains("f32"));
+//! assert_eq!(single.path, "sm90_f32");
+//! assert!(single.refused[0].to_string().contains("f32"));
 //! # Ok::<(), cuattn_core::Refusal>(())
 //! ```
+//!
+//! # Float32 on tensor cores
+//!
+//! `sm90_f32` splits every float32, scaled by a power of two for each head, into the sum of two f16 numbers, and makes each product of
+//! three: its results are as close to float64's as those of float32 arithmetic. Which heads keep that accuracy is found out on the
+//! device in every launch. A head that does not, because values that some row may see are not finite or differ in magnitude by more
+//! than about 2^16, is computed by the `simt` kernel in the same launch: slower, but never wrong.
 //!
 //! # What masked values cannot do
 //!
@@ -44,6 +52,7 @@ mod path;
 mod plan;
 mod simt;
 mod sm90;
+mod sm90_f32;
 pub mod tuning;
 
 pub use engine::{Flash, FlashPath};

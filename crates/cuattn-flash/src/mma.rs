@@ -77,6 +77,7 @@ fn kernel_of(problem: &Problem, variant: &Mma) -> Result<Kernel, Vec<Reason>> {
         alignment: PIECE,
         why: format!("{} at head size {} fits the tensor cores", problem.dtype, problem.shape.head_dim),
         sm90: None,
+        halves: None,
         details,
     })
 }

@@ -8,7 +8,7 @@ use cuattn_kernels::flash::packed_heads;
 use cuattn_kernels::flash::sm90::Edges;
 use curt::Capabilities;
 
-use crate::{Path, mma, simt, sm90};
+use crate::{Path, mma, simt, sm90, sm90_f32};
 
 /// A kernel and how it is launched for one problem.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct Kernel {
     pub(crate) alignment: usize,
     /// What the `sm90` path's launch needs beside.
     pub(crate) sm90: Option<sm90::Geometry>,
+    /// What the `sm90_f32` path launches around it.
+    pub(crate) halves: Option<Box<sm90_f32::Halves>>,
     pub(crate) why: String,
     pub(crate) details: Vec<String>,
 }
@@ -49,6 +51,7 @@ impl Outline {
         for &path in paths {
             let kernel = match path {
                 Path::Sm90 => sm90::kernel(device, problem),
+                Path::Sm90F32 => sm90_f32::kernel(device, problem),
                 Path::Mma => mma::kernel(device, problem),
                 Path::Simt => simt::kernel(device, problem),
             };

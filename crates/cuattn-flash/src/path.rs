@@ -8,6 +8,8 @@ use std::fmt;
 pub enum Path {
     /// TMA and wgmma, for Hopper.
     Sm90,
+    /// The same for float32, each product made of three f16 ones.
+    Sm90F32,
     /// `mma.sync`, for sm_80 and up.
     Mma,
     /// No tensor cores, no conditions.
@@ -16,12 +18,13 @@ pub enum Path {
 
 impl Path {
     /// Every path, the fastest first.
-    pub const ALL: [Self; 3] = [Self::Sm90, Self::Mma, Self::Simt];
+    pub const ALL: [Self; 4] = [Self::Sm90, Self::Sm90F32, Self::Mma, Self::Simt];
 
-    /// `sm90`, `mma` or `simt`.
+    /// `sm90`, `sm90_f32`, `mma` or `simt`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm90 => "sm90",
+            Self::Sm90F32 => "sm90_f32",
             Self::Mma => "mma",
             Self::Simt => "simt",
         }

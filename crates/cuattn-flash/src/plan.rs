@@ -7,6 +7,7 @@ use curt::{DevicePtr, Function, KernelArgs, Launch, LaunchCounters, ModuleSource
 
 use crate::outline::{Kernel, Outline};
 use crate::sm90::{Fault, Sm90Launch};
+use crate::sm90_f32::{Halves, LoadedHalves, Sm90F32Launch};
 
 /// One compiled kernel.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ struct Loaded {
     kernel: Kernel,
     /// What the `sm90` path draws its tiles from.
     counters: Option<LaunchCounters>,
+    /// What the `sm90_f32` path launches around it.
+    halves: Option<LoadedHalves>,
 }
 
 impl Loaded {
@@ -25,7 +28,8 @@ impl Loaded {
         let function = module.function_with_shared(source.entry(), kernel.shared_bytes as usize)?;
         let launch = Launch::new([kernel.grid.blocks, 1, 1], [kernel.threads, 1, 1]).shared_bytes(kernel.shared_bytes);
         let counters = kernel.sm90.map(|_| LaunchCounters::new(runtime)).transpose()?;
-        Ok(Self { function, launch, kernel, counters })
+        let halves = kernel.halves.as_deref().map(|halves| LoadedHalves::new(runtime, halves.clone())).transpose()?;
+        Ok(Self { function, launch, kernel, counters, halves })
     }
 
     /// What the compiler made of it, and how the device holds it.
@@ -108,7 +112,8 @@ impl Plan for FlashPlan {
     }
 
     fn workspace(&self) -> WorkspaceSize {
-        WorkspaceSize { bytes: 0, align: 1 }
+        let halves = self.kernel.as_ref().and_then(|loaded| loaded.kernel.halves.as_deref());
+        halves.map_or(WorkspaceSize { bytes: 0, align: 1 }, Halves::workspace)
     }
 
     fn work(&self) -> Work {
@@ -125,7 +130,13 @@ impl Plan for FlashPlan {
             return Ok(());
         };
         let params = self.params(&loaded.kernel, operands);
-        if let (Some(geometry), Some(counters)) = (loaded.kernel.sm90, &loaded.counters) {
+        let enqueued = if let Some(around) = &loaded.halves {
+            let (runtime, function, launch) = (&self.runtime, &loaded.function, &loaded.launch);
+            let launch = Sm90F32Launch { runtime, function, launch, around, workspace };
+            let simt = self.params(around.fallback(), operands);
+            // SAFETY: as the caller vouches for.
+            unsafe { launch.enqueue(&self.problem, operands, params, simt) }
+        } else if let (Some(geometry), Some(counters)) = (loaded.kernel.sm90, &loaded.counters) {
             let launch = Sm90Launch {
                 runtime: &self.runtime,
                 function: &loaded.function,
@@ -134,14 +145,16 @@ impl Plan for FlashPlan {
                 counters,
             };
             // SAFETY: as the caller vouches for.
-            return unsafe { launch.enqueue(&self.problem, operands, params) }.map_err(|fault| match fault {
-                Fault::Refused(reason) => LaunchError::Refused(reason.into()),
-                Fault::Runtime(error) => LaunchError::Runtime(error),
-            });
-        }
-        // SAFETY: the caller vouches for the operands' memory, and `check` has compared its length with what the kernel may
-        // touch; the kernel takes one `FlashParams` by value.
-        unsafe { self.runtime.launch(&loaded.function, &loaded.launch, &KernelArgs::new().arg(&params))? };
-        Ok(())
+            unsafe { launch.enqueue(&self.problem, operands, params) }
+        } else {
+            let arguments = KernelArgs::new().arg(&params);
+            // SAFETY: the caller vouches for the operands' memory, and `check` has compared its length with what the kernel may
+            // touch; the kernel takes one `FlashParams` by value.
+            unsafe { self.runtime.launch(&loaded.function, &loaded.launch, &arguments) }.map_err(Fault::Runtime)
+        };
+        enqueued.map_err(|fault| match fault {
+            Fault::Refused(reason) => LaunchError::Refused(reason.into()),
+            Fault::Runtime(error) => LaunchError::Runtime(error),
+        })
     }
 }

@@ -3,6 +3,7 @@
 use cuattn_core::lowering::{bias_kind, element};
 use cuattn_core::{Problem, Reason};
 use cuattn_kernels::flash::simt::{Demand, Simt};
+use cuattn_kernels::flash::sm90_f32;
 use curt::Capabilities;
 
 use crate::Path;
@@ -11,6 +12,12 @@ use crate::outline::{Grid, Kernel, Rows};
 /// The kernel for `problem`. Refused only on devices that no path runs on, and where the grid would be larger than a launch can have.
 pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel, Vec<Reason>> {
     kernel_of(problem, &variant(device, problem)?)
+}
+
+/// The same kernel for those heads alone that the `sm90_f32` path leaves out.
+pub(crate) fn fallback(device: &Capabilities, problem: &Problem) -> Result<Kernel, Vec<Reason>> {
+    let variant = variant(device, problem)?;
+    Ok(Kernel { source: sm90_f32::fallback(&variant), ..kernel_of(problem, &variant)? })
 }
 
 /// The kernels for `problem` that tuning measures, the first as [`kernel`] has it; or the reason against it.
@@ -70,6 +77,7 @@ fn kernel_of(problem: &Problem, variant: &Simt) -> Result<Kernel, Vec<Reason>> {
         alignment: problem.dtype.size(),
         why: "it takes every element type, head size, stride and alignment".to_owned(),
         sm90: None,
+        halves: None,
         details,
     })
 }

@@ -79,6 +79,7 @@ fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90) -> Result
         shared_bytes: variant.shared_bytes() as u32,
         alignment: 16,
         sm90: Some(Geometry { block_keys: variant.tile.block_keys as u32, tiles }),
+        halves: None,
         why: format!(
             "{} at head size {} fits Hopper's copy engine and warpgroup products",
             problem.dtype, shape.head_dim
@@ -153,7 +154,7 @@ fn used_strides(shape: Shape, strides: Strides, is_query: bool) -> Vec<i64> {
 }
 
 /// Whether a tensor map can express the bias, as far as its strides tell.
-fn fits_map(shape: Shape, bias: Bias) -> bool {
+pub(crate) fn fits_map(shape: Shape, bias: Bias) -> bool {
     let size = bias.kind.size() as i64;
     let legal = |extent: usize, stride: i64| extent <= 1 || (stride * size % 16 == 0 && stride * size < MAX_STRIDE);
     let rows_differ = shape.q_len <= 1 || bias.row > 0;
@@ -212,21 +213,8 @@ impl Sm90Launch<'_> {
         let k = map(operands.k, problem.k, k_dims, self.geometry.block_keys, L2Promotion::Bytes256)?;
         let v = map(operands.v, problem.v, v_dims, self.geometry.block_keys, L2Promotion::Bytes256)?;
         let o = map(operands.o, problem.o, o_dims, group_rows, L2Promotion::None)?;
-        let bias = match (problem.mask.bias, operands.bias) {
-            (Some(bias), Some(memory)) => {
-                let element = match bias.kind {
-                    BiasKind::Boolean => TensorMapType::U8,
-                    BiasKind::Additive(DType::F32) => TensorMapType::F32,
-                    BiasKind::Additive(_) => element,
-                };
-                let strides = Strides { batch: bias.batch, head: bias.head, row: bias.row };
-                let dims = [bias.keys.min(shape.kv_len), shape.q_len, shape.q_heads, shape.batch];
-                Mapped { element, memory, strides, dims, rows: group_rows, promotion: L2Promotion::Bytes256 }
-                    .encode(self.runtime)?
-            }
-            // The kernel of a problem without a bias does not look at its map.
-            _ => o,
-        };
+        // The kernel of a problem without a bias does not look at its map.
+        let bias = bias_map(self.runtime, problem, operands)?.unwrap_or(o);
         let steps = |stride: i64| i32::from(stride != 0);
         let counter = tile_counter(self.counters, self.runtime, Path::Sm90.name()).map_err(Fault::Refused)?;
         let hopper = HopperParams {
@@ -248,18 +236,40 @@ impl Sm90Launch<'_> {
     }
 }
 
+/// The map of the bias, if there is one.
+pub(crate) fn bias_map(
+    runtime: &Runtime,
+    problem: &Problem,
+    operands: &Operands,
+) -> Result<Option<TensorMap>, curt::Error> {
+    let (Some(bias), Some(memory)) = (problem.mask.bias, operands.bias) else {
+        return Ok(None);
+    };
+    let shape = problem.shape;
+    let element = match bias.kind {
+        BiasKind::Boolean => TensorMapType::U8,
+        BiasKind::Additive(DType::F32) => TensorMapType::F32,
+        BiasKind::Additive(DType::F16) => TensorMapType::F16,
+        BiasKind::Additive(_) => TensorMapType::Bf16,
+    };
+    let strides = Strides { batch: bias.batch, head: bias.head, row: bias.row };
+    let dims = [bias.keys.min(shape.kv_len), shape.q_len, shape.q_heads, shape.batch];
+    let (rows, promotion) = (GROUP_ROWS as u32, L2Promotion::Bytes256);
+    Mapped { element, memory, strides, dims, rows, promotion }.encode(runtime).map(Some)
+}
+
 /// A `[batch, head, row, dim]` tensor in boxes of `rows` rows of 128 bytes. A dimension that is broadcast has extent 1.
-struct Mapped {
-    element: TensorMapType,
-    memory: DevicePtr,
-    strides: Strides,
-    dims: [usize; 4],
-    rows: u32,
-    promotion: L2Promotion,
+pub(crate) struct Mapped {
+    pub(crate) element: TensorMapType,
+    pub(crate) memory: DevicePtr,
+    pub(crate) strides: Strides,
+    pub(crate) dims: [usize; 4],
+    pub(crate) rows: u32,
+    pub(crate) promotion: L2Promotion,
 }
 
 impl Mapped {
-    fn encode(&self, runtime: &Runtime) -> Result<TensorMap, curt::Error> {
+    pub(crate) fn encode(&self, runtime: &Runtime) -> Result<TensorMap, curt::Error> {
         let Self { element, memory, strides, dims: [dim, len, heads, batch], rows, promotion } = *self;
         let size = element.size() as u64;
         // The stride of a dimension of extent 1 is never used, but must be legal.

@@ -21,7 +21,7 @@ use curt::{Capabilities, Runtime};
 
 use crate::outline::{self, Kernel, Outline};
 use crate::plan::FlashPlan;
-use crate::{Path, mma, simt, sm90};
+use crate::{Path, mma, simt, sm90, sm90_f32};
 
 /// One kernel that could do a problem.
 #[derive(Clone, Debug)]
@@ -43,6 +43,7 @@ pub fn candidates(device: &Capabilities, problem: &Problem, path: Path) -> Resul
     }
     let kernels = match path {
         Path::Sm90 => sm90::candidates(device, problem),
+        Path::Sm90F32 => sm90_f32::candidates(device, problem),
         Path::Mma => mma::candidates(device, problem),
         Path::Simt => simt::candidates(device, problem),
     };
@@ -97,8 +98,9 @@ mod tests {
     fn the_choice_comes_first_and_nothing_twice() {
         let device = Capabilities::h200();
         for path in Path::ALL {
-            for head_dim in [64, 96, 128, 192, 256] {
-                let dtype = if path == Path::Simt { DType::F32 } else { DType::Bf16 };
+            let most = if path == Path::Sm90F32 { 128 } else { 256 };
+            for head_dim in [64, 96, 128, 192, 256].into_iter().filter(|head_dim| *head_dim <= most) {
+                let dtype = if matches!(path, Path::Simt | Path::Sm90F32) { DType::F32 } else { DType::Bf16 };
                 let problem = problem(dtype, head_dim);
                 let candidates = candidates(&device, &problem, path).unwrap();
                 let chosen = Outline::new(&device, &problem, &[path]).unwrap().kernel.unwrap();

@@ -109,3 +109,21 @@ struct Sm90Params {
   i32 k_head_step, k_batch_step, v_head_step, v_batch_step, bias_head_step, bias_batch_step;
   i32 reserved;
 };
+
+// What is known of a head of q, k or v (flash/sm90_f32_halves.cuh).
+struct HeadRange {
+  u32 largest;                 // bits of the largest magnitude; those of infinity or more: not all are finite
+  float row;                   // q, k: largest sum of a row's magnitudes. v: smallest of the rows' largest magnitudes, zero rows left out
+};
+
+// What float32 on Hopper's tensor cores needs beside: everything behind `flash` is the launch's own memory.
+struct Sm90F32Params {
+  FlashParams flash;
+  u16 *q, *k, *v;              // [2, batch, heads, rows, dim]: high halves, then low ones
+  HeadRange* parts;            // of each block of the kernels that measure and split
+  HeadRange* ranges;           // of each head of q, then of k, then of v
+  u32* counter;                // 0 before the launch and after it: the next tile to draw
+  i32 tiles;
+  i32 bias_head_step, bias_batch_step;  // 1, or 0 where the bias has a stride of 0 and its map one head or sequence
+  i32 reserved;
+};

@@ -223,6 +223,44 @@ pub struct HopperParams {
     pub reserved: i32,
 }
 
+/// What float32 on Hopper's tensor cores needs beside [`FlashParams`]. Everything behind `flash` is the launch's own memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Sm90F32Params {
+    /// What every fused kernel needs.
+    pub flash: FlashParams,
+    /// Device address of `[2, batch, heads, rows, dim]` f16 halves of q, the high ones first.
+    pub q: u64,
+    /// The same of k.
+    pub k: u64,
+    /// The same of v.
+    pub v: u64,
+    /// Device address of one [`HeadRange`] for each block that measures.
+    pub parts: u64,
+    /// Device address of one [`HeadRange`] for each head of q, then of k, then of v.
+    pub ranges: u64,
+    /// Device address of a 32-bit counter that is 0 before the launch and after it.
+    pub counter: u64,
+    /// Tiles of the launch.
+    pub tiles: i32,
+    /// 0 where the map of the bias has one head for all, else 1.
+    pub bias_head_step: i32,
+    /// 0 where the map of the bias has one sequence for all, else 1.
+    pub bias_batch_step: i32,
+    /// Padding.
+    pub reserved: i32,
+}
+
+/// What the device finds out about a head of q, k or v.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct HeadRange {
+    /// Bits of the largest magnitude.
+    pub largest: u32,
+    /// Of q and k the largest sum of a row's magnitudes, of v the smallest of the rows' largest magnitudes.
+    pub row: f32,
+}
+
 /// Sequences packed one after another.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -322,6 +360,7 @@ mod tests {
             6 * 8 + 4 * 24 + size_of::<MaskParams>() + 4 * 8 + 2 * 4 + 6 * 4 + size_of::<TileOrder>()
         );
         assert_eq!(size_of::<TileOrder>(), 5 * 12 + 3 * 4);
+        assert_eq!(size_of::<Sm90F32Params>(), size_of::<FlashParams>() + 6 * 8 + 4 * 4);
         assert_eq!(size_of::<PackedParams>(), 4 * 8 + 6 * 4);
         assert_eq!(size_of::<PageParams>(), 8 + 4 * 4);
         assert_eq!(size_of::<VarlenParams>(), size_of::<FlashParams>() + 56 + 24);

@@ -18,8 +18,12 @@ struct BiasTile {
 
   static DEVICE u32 address(u32 tile_address, int r, int n) {
     const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5 & 3) * 16 + (lane >> 2) + r * 8;
-    const int byte = (n * 8 + (lane & 3) * 2) * SIZE;
-    return tile_address + byte / 128 * PANEL_BYTES + row * 128 + ((byte % 128 / 16 ^ (row & 7)) << 4) + byte % 16;
+    const u32 row_address = tile_address + row * 128;
+    const int lane_byte = (lane & 3) * 2 * SIZE, byte = n * 8 * SIZE, swizzle = (row & 7) << 4;
+    // The lane's bytes and those of n have no bit in common. Kept together, addresses of different n are a constant and one exclusive or
+    // apart; for bytes, of which a lane's two are read at once, it takes fewer registers to keep them apart.
+    if (SIZE == 1) return row_address + ((byte / 16 * 16) ^ swizzle) + byte % 16 + lane_byte;
+    return row_address + byte / 128 * PANEL_BYTES + (lane_byte ^ swizzle ^ byte % 128);
   }
 #elif BIAS != BIAS_NONE && defined(BIAS_STAGED)
   static constexpr int SIZE = sizeof(BiasScalar);

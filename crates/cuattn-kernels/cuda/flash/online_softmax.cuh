@@ -7,7 +7,11 @@
 #include "flash/fragments.cuh"
 #include "score.cuh"
 
+#ifdef EXACT_MAXIMUM
+constexpr float LAZY_RESCALE_LOG2 = 0.f;  // probabilities must not exceed 1
+#else
 constexpr float LAZY_RESCALE_LOG2 = 8.f;
+#endif
 // A lane's sum of a block that shows a maximum outgrown: more than the above allows it. Its parts must fit float16.
 constexpr float OUTGROWN_SUM = 32768.f;
 static_assert(BLOCK_KEYS / 4 * 256 <= 32768, "a maximum that was looked for is not outgrown");
@@ -138,6 +142,15 @@ struct SoftmaxState {
       rescale(r, factor);
     }
     return __all_sync(WARP_MASK, finite);
+  }
+
+  // The same with the maximum subtracted before the change to base 2: where one product rounds, the maximum's own rounding would
+  // differ from block to block.
+  DEVICE void exponentiate_exactly(Scores& s, const ScoreParams& p, float (&added)[LANE_ROWS]) const {
+    const float units = log2_units(p);
+    float base[LANE_ROWS];
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) base[r] = finite_or_zero(maximum[r]);
+    exponentiate_each<KEY_TILES>(s, added, [&](float x, int r) { return (x - base[r]) * units; });
   }
 
   template <int TILES, typename Exponent> static DEVICE void exponentiate_each(Scores& s, float (&added)[LANE_ROWS], Exponent exponent) {

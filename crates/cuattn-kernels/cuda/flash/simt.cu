@@ -139,7 +139,7 @@ template <typename FindPlace> DEVICE void compute_block(const FlashParams& p, fl
   write_output(p, o, state, tiles.places, find_place());
 }
 
-#ifndef VARLEN
+#if !defined(VARLEN) && !defined(OTHER_ENTRY)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_simt(const __grid_constant__ FlashParams p) {
   extern __shared__ __align__(128) float shared[];
   compute_block(p, shared, [&] {

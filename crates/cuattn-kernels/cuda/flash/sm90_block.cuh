@@ -19,6 +19,11 @@
 
 constexpr int PANEL = 64;                     // columns of a 128-byte swizzled panel
 constexpr int PANEL_ROW = PANEL * 2;          // bytes of its rows
+#ifdef HALVES
+constexpr int PLANES = 2;                     // of each tile: high halves, then low ones
+#else
+constexpr int PLANES = 1;
+#endif
 constexpr int QK_PANELS = ceil_div(HEAD_DIM, PANEL), V_PANELS = ceil_div(V_HEAD_DIM, PANEL);
 constexpr int GROUP_ROWS = 64;
 #ifdef SPLIT_KEYS
@@ -68,9 +73,9 @@ struct TileSource {
 };
 #endif
 
-constexpr int Q_SLICE_BYTES = GROUP_ROWS * PANEL_ROW * QK_PANELS;
+constexpr int Q_SLICE_BYTES = GROUP_ROWS * PANEL_ROW * QK_PANELS * PLANES;
 constexpr int K_PANEL_BYTES = BLOCK_KEYS * PANEL_ROW;
-constexpr int K_BYTES = K_PANEL_BYTES * QK_PANELS, V_BYTES = K_PANEL_BYTES * V_PANELS;
+constexpr int K_BYTES = K_PANEL_BYTES * QK_PANELS * PLANES, V_BYTES = K_PANEL_BYTES * V_PANELS * PLANES;
 
 #if BIAS != BIAS_NONE
 constexpr int BIAS_SLICE_BYTES = BiasTile::PANELS * BiasTile::PANEL_BYTES;

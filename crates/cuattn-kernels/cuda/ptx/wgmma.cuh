@@ -22,10 +22,10 @@ template <int N> DEVICE void pin(u32 (&x)[N]) {
   UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
 
-#if ELEMENT == ELEMENT_F16
-#define WGMMA_TYPES "f32.f16.f16"
-#else
+#if ELEMENT == ELEMENT_BF16
 #define WGMMA_TYPES "f32.bf16.bf16"
+#else
+#define WGMMA_TYPES "f32.f16.f16"  // float32 comes here in halves of f16
 #endif
 
 // The rest stands once for each N that a variant uses: the assembly of a source fills in the numbers and the register lists.

@@ -5,6 +5,7 @@ use crate::Variant;
 pub mod mma;
 pub mod simt;
 pub mod sm90;
+pub mod sm90_f32;
 
 /// Query heads to fold into the rows of a tile: all of a group where that fills tiles of `block_rows` clearly better, else 1. Short
 /// queries share each read of K and V among their heads; long ones are better off with one head a tile.
@@ -18,5 +19,6 @@ pub fn variants() -> Vec<Variant> {
     let mut all = mma::variants();
     all.extend(simt::variants());
     all.extend(sm90::variants());
+    all.extend(sm90_f32::variants());
     all
 }

@@ -344,9 +344,8 @@ impl Sm90 {
         if self.tile.split_keys {
             // There is one place for the bias, which serves one sequence of blocks.
             self.tile = Tile { direct_store, ..tile(2, 128, 2, 2) };
-        } else if self.tile.warpgroups > 2 && (bias == BiasKind::F32 || bias == BiasKind::Boolean && self.edges.any()) {
-            // The 160 registers of a thread do not hold such a bias beside the scores: 52 bytes of spills as float32, and as bytes 160
-            // where there are edges to be masked.
+        } else if self.tile.warpgroups > 2 && bias == BiasKind::Boolean && self.edges.any() {
+            // The 160 registers of a thread do not hold bytes beside the scores where there are edges to be masked: 148 bytes of spills.
             self.tile = Tile { direct_store, ..tile(2, 128, 2, 4) };
         }
         let panel_keys = PANEL * 2 / bias.size(self.element);
