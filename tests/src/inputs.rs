@@ -108,6 +108,15 @@ impl Inputs {
     }
 }
 
+/// Multiplies row `i` of a contiguous tensor of rows of `dim` elements by `factor(i)`.
+pub fn scale_rows(bytes: &mut [u8], dtype: DType, dim: usize, factor: impl Fn(usize) -> f64) {
+    let mut values = reference::decode(bytes, dtype);
+    for (row, values) in values.chunks_exact_mut(dim).enumerate() {
+        values.iter_mut().for_each(|value| *value *= factor(row));
+    }
+    bytes.copy_from_slice(&reference::encode(&values, dtype));
+}
+
 /// First elements of the rows of a `[batch, head, row]` tensor.
 fn starts(batch: usize, heads: usize, rows: usize, strides: Strides) -> impl Iterator<Item = usize> {
     (0..batch).flat_map(move |b| {

@@ -14,7 +14,7 @@ use curt::{DevicePtr, Runtime};
 use rand::Rng;
 
 use crate::compare::{Tolerance, errors, errors_beside_nonfinite};
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, scale_rows};
 use crate::parity::{Launched, check_inputs, check_parity, check_repeats, check_space, plan_ahead};
 use crate::space::{Layout, Space};
 use crate::tensors::{Distribution, Guarded};
@@ -50,6 +50,7 @@ pub fn suite() -> Suite {
         .case("agrees with phase2a", agrees_with_phase2a)
         .case("real tensors", real_tensors)
         .case("a visible NaN reaches the rows that see it", visible_nan)
+        .case("scores that outgrow all before them", growing_scores)
         .case("fifty launches are one", |cx| check_repeats(cx, &Flash, 513))
         .case("streams at once", streams_at_once)
         .case("score modifications", score_modifications)
@@ -353,6 +354,50 @@ fn visible_nan(cx: &Context<'_>) -> anyhow::Result<()> {
                 .and_then(|errors| errors.within(&Tolerance::for_dtype(dtype)))
                 .with_context(|| format!("{problem:?}"))?;
             cx.count(1);
+        }
+    }
+    Ok(())
+}
+
+/// How much larger the first of `len` keys are than the last, which tiles begin with. With 12 scores outgrow the running maximum, with 100
+/// the range of exponentials as well (scores of a thousand, of which float32 itself loses what its tolerance asks for).
+pub(crate) fn growths(dtype: DType) -> &'static [f64] {
+    if dtype == DType::F32 { &[12.0] } else { &[12.0, 100.0] }
+}
+
+/// The factor on key `key`: none in the last third, the whole growth in the first.
+pub(crate) fn growth_at(key: usize, len: usize, growth: f64) -> f64 {
+    growth.powf((2.0 - 3.0 * key as f64 / len as f64).clamp(0.0, 1.0))
+}
+
+/// Scores that grow from block to block, so that the softmax does not know their maximum when it begins: each path must notice.
+fn growing_scores(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    for dtype in DType::ALL {
+        for (head_dim, heads, q_len, kv_len, causal) in [
+            (64, (2, 1), 200, 1300, true),
+            (128, (2, 2), 130, 700, false),
+            (40, (3, 1), 70, 1025, true),
+            (256, (2, 1), 129, 513, true),
+            (64, (40, 40), 520, 650, true),
+            (128, (40, 20), 520, 650, false),
+        ] {
+            let (q_heads, kv_heads) = if cx.reduced() { (heads.0.min(2), 1) } else { heads };
+            let shape = Shape { batch: 1, q_heads, kv_heads, q_len, kv_len, head_dim, v_head_dim: head_dim };
+            let mut problem = Problem::bhsd(shape, dtype);
+            problem.wants_log_sum_exp = true;
+            if causal {
+                problem.mask = Mask::causal(Alignment::BottomRight);
+            }
+            for &growth in growths(dtype) {
+                let mut inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+                scale_rows(&mut inputs.k, dtype, head_dim, |row| growth_at(row % kv_len, kv_len, growth));
+                let other = if dtype == DType::F32 { FlashPath(Path::Simt) } else { MMA };
+                for engine in [&Flash as &dyn Engine, &other] {
+                    check_inputs(cx, engine, &problem, &inputs, 0)
+                        .with_context(|| format!("growth {growth} on {problem:?}"))?;
+                }
+            }
         }
     }
     Ok(())

@@ -14,8 +14,9 @@ use cuattn_varlen::{Path, Varlen, VarlenPath};
 use curt::DevicePtr;
 use rand::Rng;
 
+use super::flash::{growth_at, growths};
 use crate::compare::{Tolerance, errors, errors_beside_nonfinite};
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, scale_rows};
 use crate::packed::{Lengths, Manner, PackedInputs, PackedLaunched, PackedSpace, check_packed, index_bytes};
 use crate::parity::Launched;
 use crate::tensors::{Distribution, Guarded, POISON};
@@ -52,6 +53,7 @@ pub fn suite() -> Suite {
         .case("bad offsets stay inside", bad_offsets)
         .case("faults are named", faults_are_named)
         .case("a visible NaN reaches the rows that see it", visible_nan)
+        .case("scores that outgrow all before them", growing_scores)
         .case("score modifications", score_modifications)
         .case("fifty launches are one", fifty_launches)
         .case("refusals", refusals)
@@ -562,6 +564,36 @@ fn visible_nan(cx: &Context<'_>) -> anyhow::Result<()> {
                     .and_then(|errors| errors.within(&Tolerance::for_dtype(dtype)))
                     .with_context(|| format!("{path:?}, {problem:?}"))?;
                 cx.count(1);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Scores that grow from block to block of each sequence: as in the suite `flash`.
+fn growing_scores(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    for dtype in DType::ALL {
+        // Few sequences, and more than blocks sort by themselves.
+        for (head_dim, heads, repeat) in [(64, (2, 1), 1), (128, (8, 1), 3), (128, (2, 1), 18)] {
+            let lens = [130, 700, 3, 400].repeat(if cx.reduced() { 1 } else { repeat });
+            let lengths = Lengths { q: lens.clone(), kv: lens.clone() };
+            let mut problem = problem_of(&lengths, heads, head_dim, dtype);
+            problem.causal = true;
+            problem.wants_log_sum_exp = true;
+            let places: Vec<_> = lens.iter().flat_map(|&len| (0..len).map(move |key| (key, len))).collect();
+            for &growth in growths(dtype) {
+                let mut inputs = PackedInputs::draw(&problem, &lengths, Distribution::Normal, &mut rng)?;
+                scale_rows(&mut inputs.k, dtype, head_dim, |row| growth_at(places[row].0, places[row].1, growth));
+                let expected = reference::attention_varlen(&problem, &inputs.host())?;
+                for path in paths(cx, &problem) {
+                    let plan = path.plan(cx.runtime(), &problem)?;
+                    let launched = PackedLaunched::run(cx.runtime(), plan.as_ref(), &inputs, Manner::default())?;
+                    launched
+                        .compare(&problem, &expected)
+                        .with_context(|| format!("{path:?}, growth {growth}, {problem:?}"))?;
+                    cx.count(1);
+                }
             }
         }
     }
