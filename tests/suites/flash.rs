@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail, ensure};
 use cuattn_core::reference::{self, HostOutput, ScoreIndex, decode, encode};
 use cuattn_core::{
-    Alignment, BiasKind, DType, Engine, IndexType, KeyLengths, Mask, Operands, PlanError, Problem, ScoreMod, Shape,
-    Strides, Window,
+    Alignment, Bias, BiasKind, DType, Engine, IndexType, KeyLengths, Mask, Operands, PlanError, Problem, ScoreMod,
+    Shape, Strides, Window,
 };
 use cuattn_flash::{Flash, FlashPath, Path};
 use cuattn_phase2a::Phase2a;
@@ -45,6 +45,7 @@ pub fn suite() -> Suite {
         .case("float32", |cx| check_space(cx, &Flash, &float32(), cx.scaled(150, 5)))
         .case("float32, simt", |cx| check_space(cx, &FlashPath(Path::Simt), &float32(), cx.scaled(250, 5)))
         .case("float32, tensor cores", float32_on_tensor_cores)
+        .case("float32, tensor cores, feature by feature", features_on_tensor_cores)
         .case("float32, heads that tensor cores leave out", heads_left_out)
         .case("any head size, layout and alignment", |cx| check_space(cx, &Flash, &odd(), cx.scaled(300, 10)))
         .case("agrees with phase2a", agrees_with_phase2a)
@@ -144,13 +145,49 @@ fn float32_on_tensor_cores(cx: &Context<'_>) -> anyhow::Result<()> {
         ..Space::full()
     };
     let mut rng = cx.rng();
-    let count = cx.scaled(400, 4);
+    let count = cx.scaled(250, 4);
     let device = cx.runtime().capabilities();
     let drawn = (0..count * 20).map(|_| space.draw(&mut rng));
     let problems: Vec<_> = drawn.filter(|problem| SM90_F32.consider(device, problem).is_ok()).take(count).collect();
     ensure!(problems.len() == count || device.compute_capability != (9, 0), "only {} problems", problems.len());
     plan_ahead(cx.runtime(), &SM90_F32, &problems);
     problems.iter().try_for_each(|problem| check_parity(cx, &SM90_F32, problem))
+}
+
+/// One feature at a time and all together, over pairs of head sizes. Every failure is told: which of them fail says where to look.
+fn features_on_tensor_cores(cx: &Context<'_>) -> anyhow::Result<()> {
+    let device = cx.runtime().capabilities();
+    let mut failures = Vec::new();
+    for (head_dim, v_head_dim) in [(64, 64), (64, 104), (64, 128), (128, 64), (128, 128), (40, 24)] {
+        let shape = Shape { batch: 1, q_heads: 6, kv_heads: 1, q_len: 166, kv_len: 419, head_dim, v_head_dim };
+        for (name, softcap, bias, offsets) in [
+            ("nothing", false, None, false),
+            ("softcap", true, None, false),
+            ("bias", false, Some(BiasKind::Additive(DType::F32)), false),
+            ("boolean bias", false, Some(BiasKind::Boolean), false),
+            ("offsets", false, None, true),
+            ("softcap and bias", true, Some(BiasKind::Additive(DType::F32)), false),
+            ("all", true, Some(BiasKind::Additive(DType::F32)), true),
+        ] {
+            let mut problem = Problem::bhsd(shape, DType::F32);
+            problem.softcap = softcap.then_some(20.0);
+            problem.wants_log_sum_exp = true;
+            problem.mask =
+                Mask::causal(if offsets { Alignment::PerBatch(IndexType::I32) } else { Alignment::BottomRight });
+            let row = 432;
+            problem.mask.bias = bias.map(|kind| Bias { kind, batch: 0, head: 166 * row, row, key: 1, keys: 419 });
+            if SM90_F32.consider(device, &problem).is_err() {
+                continue;
+            }
+            for _ in 0..cx.scaled(4, 1) {
+                if let Err(error) = check_parity(cx, &SM90_F32, &problem) {
+                    failures.push(format!("{head_dim}/{v_head_dim} {name}: {:#}", error.root_cause()));
+                }
+            }
+        }
+    }
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    Ok(())
 }
 
 /// Something that is done to q, k and v, and the query heads that halves of f16 cannot hold then.

@@ -511,7 +511,11 @@ fn faults_are_named(cx: &Context<'_>) -> anyhow::Result<()> {
         (spoiled(|(q, ..)| q[1] = 8), OffsetFaults::Q_DECREASES | OffsetFaults::Q_ABOVE_MAXIMUM),
         (spoiled(|(q, ..)| q[3] = 8), OffsetFaults::Q_LAST_NOT_TOTAL),
         (spoiled(|(_, kv, _)| kv[0] = -1), OffsetFaults::KV_FIRST_NOT_ZERO),
-        (spoiled(|(_, kv, _)| kv[2] = 4), OffsetFaults::KV_DECREASES | OffsetFaults::KV_ABOVE_MAXIMUM),
+        // No length in use fits a span that ends before it begins.
+        (
+            spoiled(|(_, kv, _)| kv[2] = 4),
+            OffsetFaults::KV_DECREASES | OffsetFaults::KV_ABOVE_MAXIMUM | OffsetFaults::USED_OUT_OF_RANGE,
+        ),
         (spoiled(|(_, kv, _)| kv[3] = 10), OffsetFaults::KV_LAST_NOT_TOTAL | OffsetFaults::USED_OUT_OF_RANGE),
         (spoiled(|(.., used)| used[1] = 1), OffsetFaults::USED_OUT_OF_RANGE),
         (spoiled(|(.., used)| used[0] = -1), OffsetFaults::USED_OUT_OF_RANGE),

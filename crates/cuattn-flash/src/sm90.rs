@@ -64,7 +64,8 @@ fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90) -> Result
     let rows = Rows { pack: 1, rows: shape.q_len };
     let grid = Grid::new(problem, rows, block_rows, 1).map_err(|reason| vec![reason])?;
     let tiles = grid.blocks;
-    let grid = Grid { blocks: tiles.min(device.multiprocessors), ..grid };
+    let grid =
+        Grid { blocks: tiles.min(device.multiprocessors * variant.tile.blocks_per_multiprocessor as u32), ..grid };
     let mut details = vec![
         format!("{block_rows} x {} tile, {} consumer warpgroups", variant.tile.block_keys, variant.tile.warpgroups),
         format!("{tiles} tiles drawn by {} persistent blocks of {} bytes", grid.blocks, variant.shared_bytes()),

@@ -142,6 +142,7 @@ pub fn variants() -> Vec<Variant> {
 fn sm90_variants(push: &mut impl FnMut(String, Source, &'static [Architecture], bool)) {
     let few = Demand { q_len: 512, heads: 8, edges: Edges::CAUSAL, multiprocessors: 132 };
     let short = Demand { q_len: 512, edges: Edges::CAUSAL, ..Demand::PLENTY };
+    let tiny = Demand { q_len: 64, edges: Edges::CAUSAL, ..Demand::PLENTY };
     let mut push = |name: String, variant: &Sm90, boxes: RowBoxes, page_size, tuned| {
         let source = sm90(&boxes.fit(variant.clone()), boxes, page_size);
         push(format!("sm90 {name}"), source, Architecture::HOPPER, tuned);
@@ -150,9 +151,11 @@ fn sm90_variants(push: &mut impl FnMut(String, Source, &'static [Architecture], 
         (64, 64, Demand::PLENTY, ""),
         (64, 64, short, " short"),
         (64, 64, few, " split keys"),
+        (64, 64, tiny, " few rows"),
         (96, 96, Demand::PLENTY, ""),
         (128, 128, Demand::PLENTY, ""),
         (128, 128, few, " split keys"),
+        (128, 128, tiny, " few rows"),
         (192, 128, Demand::PLENTY, ""),
         (192, 192, Demand::PLENTY, ""),
         (256, 256, Demand::PLENTY, ""),

@@ -18,7 +18,7 @@ const ROW_BOXES: RowBoxes = RowBoxes::Ragged;
 
 /// Query rows of an average sequence below which the `mma` path is taken: tiles of 128 rows and more would stand half empty, where
 /// those of `mma` are smaller and fold the heads of a group together. Unmeasured.
-const FEWEST_ROWS: usize = 128;
+const FEWEST_ROWS: usize = 24;
 
 /// Smallest head size, as of the dense path.
 const MIN_HEAD_DIM: usize = 16;
@@ -73,7 +73,8 @@ pub(crate) fn kernel(device: &Capabilities, problem: &VarlenProblem) -> Result<K
         }
     };
     let tiles = grid.blocks;
-    let grid = Grid { blocks: tiles.min(device.multiprocessors), ..grid };
+    let grid =
+        Grid { blocks: tiles.min(device.multiprocessors * variant.tile.blocks_per_multiprocessor as u32), ..grid };
     let details = vec![
         format!("{block_rows} x {block_keys} tile, {} consumer warpgroups", variant.tile.warpgroups),
         format!(

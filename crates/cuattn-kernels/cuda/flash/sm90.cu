@@ -1,7 +1,7 @@
 // Fused attention on Hopper: TMA loads, wgmma products, warpgroups of different roles, persistent blocks. sm_90a only.
 //
 // Constants: ELEMENT, HEAD_DIM, V_HEAD_DIM (multiples of 8), WARPGROUPS, BLOCK_KEYS, Q_STAGES, KV_STAGES, CONSUMER_REGISTERS,
-// PRODUCER_REGISTERS, BIAS, LEFT_EDGE and RIGHT_EDGE (whether what a row sees begins or ends at a key that moves with the row),
+// PRODUCER_REGISTERS, BLOCKS_PER_SM, BIAS, LEFT_EDGE and RIGHT_EDGE (whether what a row sees begins or ends at a key that moves with the row),
 // POLYNOMIAL (flash/exp2.cuh); options: PING_PONG, HALF_FIRST, RESCALE_BEFORE, DIRECT_STORE, SOFTCAP, SCORE_MOD, NATURAL.
 #include "numeric.cuh"
 #include "params.cuh"
@@ -36,7 +36,7 @@ DEVICE void run_block(const Sm90Params& params, const Maps& maps) {
 }
 
 #ifndef VARLEN
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS_PER_SM)
     flash_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
                const __grid_constant__ TensorMap o_map, const __grid_constant__ TensorMap bias_map, const __grid_constant__ Sm90Params params) {
   run_block(params, {&q_map, &k_map, &v_map, &o_map, &bias_map});

@@ -37,6 +37,9 @@ pub struct Tile {
     pub split_keys: bool,
     /// Whether consumers write their output themselves, instead of by way of their query slice and the copy engine.
     pub direct_store: bool,
+    /// Blocks that share a multiprocessor: two of one consumer warpgroup each, where tiles are so short that most of their time goes into
+    /// beginning and ending.
+    pub blocks_per_multiprocessor: usize,
     /// Every how many exponentials one is a polynomial, which needs no special-function unit; 0: none.
     pub polynomial: usize,
 }
@@ -59,11 +62,19 @@ impl Tile {
 
     /// Registers of a consumer's and of a producer's thread. They share the 65,536 of a multiprocessor.
     const fn registers(&self) -> (usize, usize) {
-        match self.warpgroups {
-            1 => (256, 56),
-            2 => (232, 40),
+        match (self.warpgroups, self.blocks_per_multiprocessor) {
+            (1, 1) => (256, 56),
+            (1, _) => (208, 48),
+            (2, _) => (232, 40),
             _ => (160, 32),
         }
+    }
+
+    /// Dynamic shared memory that each block may have.
+    const fn most_shared_bytes(&self) -> usize {
+        // The driver takes 1 KiB of each block for itself.
+        let each = (BLOCK_SHARED_BYTES + 1024) / self.blocks_per_multiprocessor - 1024;
+        each - STATIC_BYTES.next_multiple_of(1024)
     }
 }
 
@@ -78,15 +89,21 @@ impl fmt::Display for Tile {
             ("half_first", self.half_first, usual.half_first),
             ("split_keys", self.split_keys, usual.split_keys),
         ];
-        let is_unusual = flags.iter().any(|(_, own, usual)| own != usual) || self.polynomial != usual.polynomial;
+        let blocks = (self.blocks_per_multiprocessor, usual.blocks_per_multiprocessor);
+        let numbers =
+            [("blocks_per_multiprocessor", blocks.0, blocks.1), ("polynomial", self.polynomial, usual.polynomial)];
+        let is_unusual =
+            flags.iter().any(|(_, own, usual)| own != usual) || numbers.iter().any(|(_, own, usual)| own != usual);
         if is_unusual {
             f.write_str("Tile { ")?;
         }
         for (name, own, _) in flags.iter().filter(|(_, own, usual)| own != usual) {
             write!(f, "{name}: {own}, ")?;
         }
-        if self.polynomial != usual.polynomial {
-            write!(f, "polynomial: {}, ", self.polynomial)?;
+        for (name, own, usual) in numbers {
+            if own != usual {
+                write!(f, "{name}: {own}, ")?;
+            }
         }
         let (from, end) = if is_unusual { ("..", " }") } else { ("", "") };
         write!(f, "{from}tile({warpgroups}, {block_keys}, {q_stages}, {kv_stages}){end}")
@@ -150,10 +167,11 @@ const fn tile(warpgroups: usize, block_keys: usize, q_stages: usize, kv_stages: 
         block_keys,
         q_stages,
         kv_stages,
-        ping_pong: true,
+        ping_pong: warpgroups > 1,
         half_first: warpgroups == 2 && block_keys == 128,
         split_keys: false,
         direct_store: false,
+        blocks_per_multiprocessor: 1,
         polynomial: 0,
     }
 }
@@ -162,14 +180,26 @@ const fn split(block_keys: usize) -> Tile {
     Tile { ping_pong: false, half_first: false, split_keys: true, ..tile(2, block_keys, 2, 4) }
 }
 
+const fn short(block_keys: usize, kv_stages: usize) -> Tile {
+    Tile { blocks_per_multiprocessor: 2, ..tile(1, block_keys, 2, kv_stages) }
+}
+
 /// Where 128-row tiles do not fill the device, and 64-row tiles fit it at once or differ in length anyway.
 fn few_tiles(demand: &Demand) -> bool {
     !demand.fills(128) && (demand.edges.any() || !demand.fills(GROUP_ROWS))
 }
 
+/// Where a tile of 128 rows would stand half empty.
+const fn few_rows(demand: &Demand) -> bool {
+    demand.q_len <= FEW_ROWS
+}
+
 const fn always(_: &Demand) -> bool {
     true
 }
+
+/// Rows of an average sequence up to which tiles of one warpgroup are taken.
+const FEW_ROWS: usize = 96;
 
 /// The first row that holds the head sizes and suits is taken.
 ///
@@ -178,6 +208,8 @@ const fn always(_: &Demand) -> bool {
 const TILES: &[TileChoice] = &[
     TileChoice { head_dim: 64, v_head_dim: 64, suits: few_tiles, tile: split(128) },
     TileChoice { head_dim: 128, v_head_dim: 128, suits: few_tiles, tile: split(64) },
+    TileChoice { head_dim: 64, v_head_dim: 64, suits: few_rows, tile: short(64, 3) },
+    TileChoice { head_dim: 128, v_head_dim: 128, suits: few_rows, tile: short(64, 2) },
     TileChoice {
         head_dim: 64,
         v_head_dim: 64,
@@ -252,9 +284,6 @@ pub(crate) const BLOCK_SHARED_BYTES: usize = 232_448;
 /// What is static: the records of four tiles, and the list of those to be done again. What follows is aligned to the swizzle's pattern.
 pub(crate) const STATIC_BYTES: usize = 4 * 80 + 256;
 
-/// What is left for tiles.
-const MOST_SHARED_BYTES: usize = BLOCK_SHARED_BYTES - STATIC_BYTES.next_multiple_of(1024);
-
 /// A variant of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sm90 {
@@ -311,8 +340,11 @@ impl Sm90 {
         }
         for tile in std::iter::once(self.tile).chain(more) {
             // Warpgroups that split the keys have no turns to take.
-            let options: &[_] =
-                if tile.split_keys { &[(false, false)] } else { &[(true, true), (true, false), (false, false)] };
+            let options: &[_] = if tile.split_keys || tile.warpgroups == 1 {
+                &[(false, false)]
+            } else {
+                &[(true, true), (true, false), (false, false)]
+            };
             for &(ping_pong, half_first) in options {
                 let direct_store = self.tile.direct_store;
                 let half_first = half_first && tile.half_first && self.edges.right;
@@ -330,7 +362,7 @@ impl Sm90 {
     fn is_legal(&self) -> bool {
         let bias_fits = self.bias == BiasKind::None
             || !self.tile.split_keys && self.tile.block_keys.is_multiple_of(PANEL * 2 / self.bias.size(self.element));
-        self.shared_bytes() <= MOST_SHARED_BYTES && bias_fits
+        self.shared_bytes() <= self.tile.most_shared_bytes() && bias_fits
     }
 
     /// This variant with a bias, in a tile that leaves shared memory for it: the bias of one block of keys for all rows of the tile.
@@ -341,7 +373,7 @@ impl Sm90 {
             return Some(self);
         }
         let direct_store = self.tile.direct_store;
-        if self.tile.split_keys {
+        if self.tile.split_keys || self.tile.blocks_per_multiprocessor > 1 {
             // There is one place for the bias, which serves one sequence of blocks.
             self.tile = Tile { direct_store, ..tile(2, 128, 2, 2) };
         } else if self.tile.warpgroups > 2 && bias == BiasKind::Boolean && self.edges.any() {
@@ -350,7 +382,7 @@ impl Sm90 {
         }
         let panel_keys = PANEL * 2 / bias.size(self.element);
         self.tile.block_keys = self.tile.block_keys / panel_keys.max(64) * panel_keys.max(64);
-        while self.tile.block_keys > 0 && self.shared_bytes() > MOST_SHARED_BYTES {
+        while self.tile.block_keys > 0 && self.shared_bytes() > self.tile.most_shared_bytes() {
             if self.tile.q_stages > 1 {
                 self.tile.q_stages -= 1;
             } else if self.tile.kv_stages > 2 {
@@ -392,6 +424,7 @@ impl Sm90 {
             .define("KV_STAGES", self.tile.kv_stages)
             .define("CONSUMER_REGISTERS", consumer)
             .define("PRODUCER_REGISTERS", producer)
+            .define("BLOCKS_PER_SM", self.tile.blocks_per_multiprocessor)
             .define("BIAS", self.bias as u32)
             .define("LEFT_EDGE", u32::from(self.edges.left))
             .define("RIGHT_EDGE", u32::from(self.edges.right))
@@ -437,6 +470,10 @@ pub fn variants() -> Vec<Variant> {
         }
     }
     let few = Demand { q_len: 512, ..Demand::PLENTY };
+    for d in [64, 128] {
+        let rows = Demand { q_len: 64, edges: Edges::CAUSAL, ..few };
+        push(format!("bf16 d{d} few rows"), Sm90::plain(Element::Bf16, d, d, rows), true);
+    }
     push("bf16 d64 short".to_owned(), Sm90::plain(Element::Bf16, 64, 64, Demand { edges: Edges::CAUSAL, ..few }), true);
     let few = Demand { q_len: 512, heads: 8, edges: Edges::CAUSAL, multiprocessors: 132 };
     for d in [64, 128] {
@@ -480,7 +517,7 @@ mod tests {
         for (d, dv) in [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)] {
             let candidates = Sm90::plain(Element::Bf16, d, dv, Demand::PLENTY).candidates();
             assert!(candidates.len() > 2, "{d}/{dv}");
-            assert!(candidates.iter().all(|sm90| sm90.shared_bytes() <= MOST_SHARED_BYTES));
+            assert!(candidates.iter().all(|sm90| sm90.shared_bytes() <= sm90.tile.most_shared_bytes()));
         }
     }
 
@@ -496,10 +533,14 @@ mod tests {
                             continue;
                         };
                         let panel = 128 / bias.size(Element::Bf16);
-                        assert!(biased.shared_bytes() <= MOST_SHARED_BYTES, "{d}/{dv} {bias:?}: {:?}", biased.tile);
+                        assert!(
+                            biased.shared_bytes() <= biased.tile.most_shared_bytes(),
+                            "{d}/{dv} {bias:?}: {:?}",
+                            biased.tile
+                        );
                         assert_eq!(biased.tile.block_keys % panel, 0, "{d}/{dv} {bias:?}: {:?}", biased.tile);
                     }
-                    assert!(sm90.shared_bytes() <= MOST_SHARED_BYTES, "{d}/{dv}: {}", sm90.shared_bytes());
+                    assert!(sm90.shared_bytes() <= sm90.tile.most_shared_bytes(), "{d}/{dv}: {}", sm90.shared_bytes());
                 }
             }
         }
