@@ -67,6 +67,7 @@ struct BiasTile {
     bias[0] = load_shared_f32(at);
     bias[1] = load_shared_f32(at + 4);
 #elif BIAS == BIAS_ELEMENT
+    static_assert(SIZE == 2, "a float32 bias is BIAS_F32, whatever the problem's element type");
     const u32 both = load_shared_u32(at);
     bias[0] = bias_value((u16)both);
     bias[1] = bias_value((u16)(both >> 16));

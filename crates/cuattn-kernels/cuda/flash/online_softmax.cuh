@@ -123,7 +123,7 @@ struct SoftmaxState {
   }
 
   // Raises the maximum to the block's largest score after the exponentials, and scales everything that was computed with the old one; o
-  // must be multiplied too, row r by the factor in `rescale(r, factor)`. False where a probability is infinite and nothing can be saved.
+  // must be multiplied too, row r by the factor in `rescale(r, factor)`. False where the sum of the probabilities is infinite, which cannot be undone.
   template <int TILES, typename Rescale> DEVICE bool raise_afterwards(Scores& s, const ScoreParams& p, float (&added)[LANE_ROWS], Rescale rescale) {
     const float units = log2_units(p);
     bool finite = true;
@@ -132,7 +132,7 @@ struct SoftmaxState {
       UNROLL for (int n = 0; n < TILES; ++n)
         UNROLL for (int e = 0; e < 2; ++e) top = fmaxf(top, s.at[r >> 1][n][(r & 1) * 2 + e]);
       top = quad_max(top);
-      finite &= top < INFINITY_F32;
+      finite &= added[r] < INFINITY_F32;
       const float raised = maximum[r] + __fdividef(log2_approx(top), units), factor = exp2_approx((maximum[r] - raised) * units);
       maximum[r] = raised;
       sum[r] *= factor;

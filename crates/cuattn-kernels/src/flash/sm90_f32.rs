@@ -116,6 +116,8 @@ impl Sm90F32 {
     /// This variant with a bias. `None` where it does not fit the tile: a boolean bias at head sizes above 64, whose panels hold 128
     /// keys.
     pub fn with_bias(self, bias: BiasKind) -> Option<Self> {
+        // The element type of a float32 problem is the other name of float32.
+        let bias = if bias == BiasKind::Element { BiasKind::F32 } else { bias };
         let biased = Self { bias, ..self };
         biased.is_legal().then_some(biased)
     }
