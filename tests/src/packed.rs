@@ -14,6 +14,7 @@ use rand::seq::{IndexedRandom as _, SliceRandom as _};
 
 use crate::Context;
 use crate::compare::{self, Errors, Tolerance, errors};
+use crate::space::partner;
 use crate::tensors::{Distribution, Guarded, POISON};
 
 /// What may be drawn.
@@ -25,6 +26,8 @@ pub struct PackedSpace {
     pub heads: Vec<(usize, usize)>,
     /// Sizes of query and key vectors.
     pub head_dims: Vec<usize>,
+    /// Where in this list the size of value vectors stands, if it is another: as of [`crate::space::Space`].
+    pub v_partner: usize,
     /// Whether rows may lie an odd number of elements apart.
     pub odd_rows: bool,
     /// The most sequences.
@@ -98,7 +101,8 @@ impl PackedSpace {
     pub fn draw(&self, rng: &mut impl Rng) -> (VarlenProblem, Lengths) {
         let (q_heads, kv_heads) = pick(&self.heads, rng);
         let head_dim = pick(&self.head_dims, rng);
-        let v_head_dim = if rng.random_ratio(1, 8) { pick(&self.head_dims, rng) } else { head_dim };
+        let v_head_dim =
+            if rng.random_ratio(1, 8) { partner(&self.head_dims, head_dim, self.v_partner) } else { head_dim };
         let mut batch = pick(&[1, 1, 2, 3, 5, 8, 17, 64, 65, 100, 300], rng).min(self.most_sequences);
         let lengths = loop {
             let lengths = Lengths::draw(batch, rng);
@@ -546,6 +550,7 @@ mod tests {
             dtypes: DType::ALL.to_vec(),
             heads: vec![(1, 1), (4, 2)],
             head_dims: vec![8, 20],
+            v_partner: 1,
             odd_rows: true,
             most_sequences: 300,
             multiplications: 1 << 22,

@@ -42,8 +42,9 @@ impl Conditions {
 ///
 /// With the first problem that fails.
 pub fn check_space(cx: &Context<'_>, engine: &dyn Engine, space: &Space, count: usize) -> anyhow::Result<()> {
-    let space = if cx.reduced() { space.clone().small() } else { space.clone() };
+    let mut space = if cx.reduced() { space.clone().small() } else { space.clone() };
     let mut rng = cx.rng();
+    space.v_partner = rng.random_range(1..=space.head_dims.len());
     let problems: Vec<_> = (0..count).map(|_| space.draw(&mut rng)).collect();
     plan_ahead(cx.runtime(), engine, &problems);
     for problem in &problems {

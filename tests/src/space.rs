@@ -72,8 +72,10 @@ pub struct Space {
     pub kv_lens: Vec<usize>,
     /// Sizes of query and key vectors.
     pub head_dims: Vec<usize>,
-    /// Whether value vectors may have another size than query vectors.
+    /// Whether value vectors may have another size than query vectors: for each of `head_dims` the one that stands `v_partner` further.
     pub v_head_dim_differs: bool,
+    /// Which one that is. Each pair of sizes is a kernel to compile, so a run is about few of them, and another run about others.
+    pub v_partner: usize,
     /// Memory layouts.
     pub layouts: Vec<Layout>,
     /// Whether masks may be causal.
@@ -114,6 +116,7 @@ impl Space {
             kv_lens: vec![0, 1, 2, 15, 16, 17, 63, 64, 65, 79, 80, 81, 127, 128, 129, 175, 176, 177, 448, 1025],
             head_dims: vec![1, 5, 8, 16, 32, 40, 64, 64, 72, 80, 96, 104, 128, 128, 136, 192, 256, 512],
             v_head_dim_differs: true,
+            v_partner: 3,
             layouts: Layout::ALL.to_vec(),
             causal: true,
             windows: true,
@@ -202,8 +205,8 @@ impl Space {
     fn draw_shape(&self, rng: &mut impl Rng) -> Shape {
         let (q_heads, kv_heads) = pick(&self.heads, rng);
         let head_dim = pick(&self.head_dims, rng);
-        let v_head_dim =
-            if self.v_head_dim_differs && rng.random_ratio(1, 5) { pick(&self.head_dims, rng) } else { head_dim };
+        let differs = self.v_head_dim_differs && rng.random_ratio(1, 5);
+        let v_head_dim = if differs { partner(&self.head_dims, head_dim, self.v_partner) } else { head_dim };
         let mut shape = Shape {
             batch: pick(&self.batches, rng),
             q_heads,
@@ -299,6 +302,12 @@ fn length(edges: &[usize], rng: &mut impl Rng) -> usize {
     }
     let longest = edges.iter().copied().max().unwrap_or(0);
     rng.random_range(0..=longest)
+}
+
+/// The element that stands `further` places behind the first `of`, in a circle.
+pub fn partner(list: &[usize], of: usize, further: usize) -> usize {
+    let at = list.iter().position(|&element| element == of).unwrap_or(0);
+    list[(at + further) % list.len()]
 }
 
 fn pick<T: Copy>(list: &[T], rng: &mut impl Rng) -> T {

@@ -93,7 +93,7 @@ struct FlashParams {
   i32 pack;                    // query heads folded into the rows of a tile: 1, or all of a group
   TileOrder order;
 #ifdef VARLEN
-  PackedParams packed;         // then `order` is unused: each sequence has its own
+  PackedParams packed;         // then only the heads of `order` are used: each sequence has its own tiles
 #endif
 #if defined(VARLEN) || defined(PAGED)
   PageParams pages;

@@ -33,10 +33,14 @@ DEVICE int pack_of(const FlashParams& p) {
 #endif
 }
 
+// n / divisor, for n from 0 on.
+DEVICE int divide(int n, const Divisor& divisor) { return (int)((u64)(u32)n * divisor.multiplier >> divisor.shift); }
+
 // What `number` stands for among `units` head units of `row_tiles` tiles each, in sections of `section` units.
 struct Draw {
   int unit, row_tile;
 
+  DEVICE Draw(int unit, int row_tile) : unit(unit), row_tile(row_tile) {}
   DEVICE Draw(int number, int units, int section, int row_tiles) {
     // What division by a number needs is not to be kept in registers from one tile to the next.
     const int per_section = computed_here(section) * row_tiles;
@@ -47,8 +51,6 @@ struct Draw {
     row_tile = row_tiles - 1 - rank;
   }
 };
-
-DEVICE int divide(int n, const Divisor& divisor) { return (int)((u64)(u32)n * divisor.multiplier >> divisor.shift); }
 
 // The same order, with divisions that the host has prepared.
 DEVICE Tile tile_at(const FlashParams& p, int number, int block_rows) {

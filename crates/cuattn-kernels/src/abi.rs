@@ -126,6 +126,12 @@ pub struct TileOrder {
 }
 
 impl TileOrder {
+    /// For packed sequences, which have tiles of their own: `units` head units of a sequence, and `group` query heads that share a K/V
+    /// head.
+    pub fn of_heads(units: usize, group: usize) -> Self {
+        Self { units: Divisor::new(units as i32), group: Divisor::new(group as i32), ..Self::default() }
+    }
+
     /// The order of `row_tiles` tiles for each of `batch * units` head units, `section` of which are drawn together. There must be fewer
     /// than 2^31 tiles, and at least one.
     pub fn new(batch: usize, units: usize, group: usize, section: usize, row_tiles: usize) -> Self {

@@ -37,7 +37,6 @@ embed!(
     "ptx/warp.cuh",
     "shared_tile.cuh",
     "flash/fragments.cuh",
-    "flash/exp2.cuh",
     "flash/online_softmax.cuh",
     "flash/bias_tile.cuh",
     "flash/selected_product.cuh",

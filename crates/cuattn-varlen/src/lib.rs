@@ -14,7 +14,7 @@
 //! let mut problem = VarlenProblem::packed(shape, DType::Bf16);
 //! problem.causal = true;
 //! let explanation = Varlen.consider(&curt::Capabilities::h200(), &problem)?;
-//! assert_eq!(explanation.path, "mma");
+//! assert_eq!(explanation.path, "sm90");
 //! # Ok::<(), cuattn_core::Refusal>(())
 //! ```
 //!
@@ -27,15 +27,15 @@
 //!
 //! | path | device | takes |
 //! |---|---|---|
-//! | `sm90` | sm_90 | f16, bf16; head sizes that are multiples of 8 from 16 to 256; strides that a tensor map can express; 16-byte aligned pointers; pages of multiples of 8 keys; sequences of 128 queries or more, on average |
+//! | `sm90` | sm_90 | f16, bf16; head sizes that are multiples of 8 from 16 to 256; strides that a tensor map can express; 16-byte aligned pointers; pages of multiples of 8 keys; sequences of 24 queries or more, on average |
 //! | `mma` | sm_80 and up | f16, bf16; head sizes that are multiples of 8 up to 256; strides of multiples of 8; 16-byte aligned pointers |
 //! | `simt` | sm_80 and up | every dtype, head size, stride and alignment; float32 with float32 accuracy |
 //!
 //! # Order of work
 //!
 //! Longest sequences come first, because a long one that begins late leaves the machine idle. In a batch of up to 64 sequences every
-//! warp, or every persistent block of `sm90`, sorts the lengths itself. For larger ones a small kernel lists the tiles once; [`VarlenPlan::build_schedule`] makes that list
-//! apart from a launch, for all layers of a step to share. The grid has room for every way to divide the totals into `batch`
+//! warp, or every persistent block of `sm90`, sorts the lengths itself. For larger ones a small kernel lists the tiles once;
+//! [`VarlenPlan::build_schedule`] makes that list apart from a launch, for all layers of a step to share. The grid has room for every way to divide the totals into `batch`
 //! sequences: the blocks that a batch does not need find nothing to do and are gone. Those of `sm90` draw as many tiles as there are.
 //!
 //! # Bad offsets

@@ -46,8 +46,7 @@ pub(crate) fn params(
         head_dim: shape.head_dim as i32,
         v_head_dim: shape.v_head_dim as i32,
         pack: grid.pack as i32,
-        // Each sequence has its own.
-        order: TileOrder::default(),
+        order: TileOrder::of_heads(shape.q_heads / grid.pack, shape.q_heads / shape.kv_heads),
     };
     let packed = PackedParams {
         q_starts: operands.cu_seqlens_q.address(),

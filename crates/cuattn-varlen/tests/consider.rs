@@ -36,7 +36,7 @@ fn element_type_and_device_decide_the_path(#[case] dtype: DType, #[case] on_hopp
 #[test]
 fn short_sequences_are_left_to_mma() {
     let device = Capabilities::h200();
-    for (tokens, path) in [(8 * 127, "mma"), (8 * 128, "sm90")] {
+    for (tokens, path) in [(8 * 23, "mma"), (8 * 24, "sm90")] {
         assert_eq!(Varlen.consider(&device, &problem(8, tokens, DType::F16)).unwrap().path, path);
     }
     // Who asks for the path gets it.
@@ -69,15 +69,15 @@ fn pages_are_made_of_boxes() {
 
 #[test]
 fn a_plan_says_what_it_does() {
-    let explanation = Varlen.consider(&Capabilities::h200(), &problem(256, 17_811, DType::Bf16)).unwrap();
+    let explanation = Varlen.consider(&Capabilities::h200(), &problem(1024, 17_811, DType::Bf16)).unwrap();
     insta::assert_snapshot!(explanation, @r"
     varlen (mma): bf16 at head size 128 fits the tensor cores
       * 64 x 32 tile, 4 warps
-      * up to 1369 tiles of rows in 5476 blocks
+      * up to 2137 tiles of rows in 8548 blocks
       * 4 query heads packed into the rows of a tile
-      * longest sequences first, from a list of up to 1369 tiles
+      * longest sequences first, from a list of up to 2137 tiles
     varlen (sm90) refuses:
-      * sm90 does not do 70 query rows a sequence, on average: from 128 on its tiles are filled; the mma path has smaller ones
+      * sm90 does not do 18 query rows a sequence, on average: from 24 on its tiles are filled enough; the mma path has smaller ones
     ");
     let explanation = Varlen.consider(&Capabilities::h200(), &problem(64, 65_536, DType::Bf16)).unwrap();
     insta::assert_snapshot!(explanation, @r"

@@ -3,7 +3,6 @@
 // Scores come either as plain q.k, to be multiplied by scale * log2(e) inside the exponential (scale > 0, nothing added); or, with
 // SOFTCAP alone, in units of the cap, likewise; or, with NATURAL, finished in natural units. The running maximum is raised only when a row has outgrown it by 2^8: o and the sum share
 // the stale one, so the quotient stays exact, and most blocks need no rescale.
-#include "flash/exp2.cuh"
 #include "flash/fragments.cuh"
 #include "score.cuh"
 
@@ -159,7 +158,7 @@ struct SoftmaxState {
       UNROLL for (int n = 0; n < TILES; ++n)
         UNROLL for (int e = 0; e < 2; ++e) {
           float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
-          x = POLYNOMIAL != 0 && (n * 2 + e) % (POLYNOMIAL != 0 ? POLYNOMIAL : 1) == 0 ? exp2_polynomial(exponent(x, r)) : exp2_approx(exponent(x, r));
+          x = exp2_approx(exponent(x, r));
           partial[e] += x;
         }
       added[r] = partial[0] + partial[1];

@@ -18,17 +18,27 @@ struct alignas(16) WorkItem {
 // Sequences that a warp sorts by itself.
 constexpr int SCANNED_SEQUENCES = 64;
 
-// The tile of one of the heads of an item. Items are numbered anew for each of the `units` head units of a sequence.
+// Which of an item's tiles has the number `number` among them. Items are numbered anew for each head unit of a sequence.
+DEVICE Draw draw_of(const FlashParams& p, const WorkItem& item, int number, int row_tiles) {
+  const Divisor& units = p.order.units;
+  const int keys = max_of(item.packed.kv_len, 1);
+  if (p.packed.section_keys >= (i64)keys * p.kv_heads) {
+    // All heads in one section, as with most sequences: no division that the host has not prepared.
+    const int rank = divide(number, units);
+    return {number - rank * units.value, row_tiles - 1 - rank};
+  }
+  const int heads = p.packed.section_keys / keys * (p.order.group.value / pack_of(p));
+  return Draw(number, units.value, (int)clamp_to(heads, 1, units.value), row_tiles);
+}
+
+// The tile of one of the heads of an item.
 DEVICE Tile tile_of(const FlashParams& p, const WorkItem& item, int number, int block_rows) {
-  const int pack = pack_of(p), units = p.q_heads / pack, group = p.q_heads / p.kv_heads;
-  const int kv_heads = p.packed.section_keys / max_of(item.packed.kv_len, 1);
-  const int section = clamp_to((i64)kv_heads * (group / pack), 1, units);
-  const Draw draw(number - item.first_item * units, units, section, row_tiles_of(p, item.packed, block_rows));
+  const Draw draw = draw_of(p, item, number - item.first_item * p.order.units.value, row_tiles_of(p, item.packed, block_rows));
   Tile tile;
   tile.first_row = draw.row_tile * block_rows;
   tile.batch = item.batch;
-  tile.head = draw.unit * pack;
-  tile.kv_head = tile.head / group;
+  tile.head = draw.unit * pack_of(p);
+  tile.kv_head = divide(tile.head, p.order.group);
   tile.packed = item.packed;
   return tile;
 }
@@ -83,7 +93,7 @@ struct SortedSequences {
 
 // Whether there is a tile `number`, and what it is. For whole warps.
 DEVICE bool find_tile(Tile& tile, const FlashParams& p, int number, int block_rows) {
-  const int index = number / (p.q_heads / pack_of(p));
+  const int index = divide(number, p.order.units);
   if (index >= p.packed.capacity) return false;
   const WorkItem item = p.packed.schedule == nullptr ? SortedSequences(p, block_rows).find(index)
                                                      : static_cast<const WorkItem*>(p.packed.schedule)[index];

@@ -48,7 +48,7 @@ struct TileSource {
   // Whether there is a tile `number`, which is then written to `tile`. By a whole warp.
   DEVICE bool find(Tile& tile, const Sm90Params& params, u32 number) const {
     const FlashParams& p = params.flash;
-    const WorkItem* const item = item_at(p, number / (u32)computed_here(p.q_heads));
+    const WorkItem* const item = item_at(p, divide(number, p.order.units));
     if (item == nullptr) return false;
     if ((threadIdx.x & 31) == 0) *count = item->items * p.q_heads;
     tile = tile_of(p, *item, number, TILE_ROWS);

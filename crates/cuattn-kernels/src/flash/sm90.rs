@@ -40,8 +40,6 @@ pub struct Tile {
     /// Blocks that share a multiprocessor: two of one consumer warpgroup each, where tiles are so short that most of their time goes into
     /// beginning and ending.
     pub blocks_per_multiprocessor: usize,
-    /// Every how many exponentials one is a polynomial, which needs no special-function unit; 0: none.
-    pub polynomial: usize,
 }
 
 impl Tile {
@@ -89,21 +87,16 @@ impl fmt::Display for Tile {
             ("half_first", self.half_first, usual.half_first),
             ("split_keys", self.split_keys, usual.split_keys),
         ];
-        let blocks = (self.blocks_per_multiprocessor, usual.blocks_per_multiprocessor);
-        let numbers =
-            [("blocks_per_multiprocessor", blocks.0, blocks.1), ("polynomial", self.polynomial, usual.polynomial)];
-        let is_unusual =
-            flags.iter().any(|(_, own, usual)| own != usual) || numbers.iter().any(|(_, own, usual)| own != usual);
+        let (blocks, usual_blocks) = (self.blocks_per_multiprocessor, usual.blocks_per_multiprocessor);
+        let is_unusual = flags.iter().any(|(_, own, usual)| own != usual) || blocks != usual_blocks;
         if is_unusual {
             f.write_str("Tile { ")?;
         }
         for (name, own, _) in flags.iter().filter(|(_, own, usual)| own != usual) {
             write!(f, "{name}: {own}, ")?;
         }
-        for (name, own, usual) in numbers {
-            if own != usual {
-                write!(f, "{name}: {own}, ")?;
-            }
+        if blocks != usual_blocks {
+            write!(f, "blocks_per_multiprocessor: {blocks}, ")?;
         }
         let (from, end) = if is_unusual { ("..", " }") } else { ("", "") };
         write!(f, "{from}tile({warpgroups}, {block_keys}, {q_stages}, {kv_stages}){end}")
@@ -172,7 +165,6 @@ const fn tile(warpgroups: usize, block_keys: usize, q_stages: usize, kv_stages: 
         split_keys: false,
         direct_store: false,
         blocks_per_multiprocessor: 1,
-        polynomial: 0,
     }
 }
 
@@ -203,7 +195,7 @@ const FEW_ROWS: usize = 96;
 
 /// The first row that holds the head sizes and suits is taken.
 ///
-/// At head size 64, 192-row tiles use less of the bandwidth of L2 and win from 2,048 rows on (and from 512 where rows are alike);
+/// At head size 64, 192-row tiles use less of the bandwidth of L2 and win above 2,048 rows (from 512 on where rows are alike);
 /// below, their coarser grain costs more.
 const TILES: &[TileChoice] = &[
     TileChoice { head_dim: 64, v_head_dim: 64, suits: few_tiles, tile: split(128) },
@@ -213,10 +205,10 @@ const TILES: &[TileChoice] = &[
     TileChoice {
         head_dim: 64,
         v_head_dim: 64,
-        suits: |demand| demand.fills(192) && (demand.q_len > 1024 || !demand.edges.any()),
-        tile: tile(3, 128, 2, 4),
+        suits: |demand| demand.fills(192) && (demand.q_len > 2048 || !demand.edges.any()),
+        tile: tile(3, 128, 2, 3),
     },
-    TileChoice { head_dim: 64, v_head_dim: 64, suits: always, tile: tile(2, 128, 2, 4) },
+    TileChoice { head_dim: 64, v_head_dim: 64, suits: always, tile: tile(2, 128, 2, 3) },
     TileChoice { head_dim: 128, v_head_dim: 128, suits: always, tile: tile(2, 128, 2, 2) },
     TileChoice { head_dim: 192, v_head_dim: 128, suits: always, tile: tile(2, 128, 1, 2) },
     TileChoice {
@@ -275,9 +267,6 @@ const CANDIDATES: &[Candidates] = &[
     Candidates { above: 192, head_dim: 256, tiles: &[tile(2, 80, 1, 2), tile(2, 48, 1, 2), tile(2, 32, 1, 4)] },
 ];
 
-/// Shares of polynomials among the exponentials that tuning measures, in the tile of the table.
-const POLYNOMIALS: [usize; 4] = [16, 8, 6, 4];
-
 /// Shared memory that a block has on Hopper.
 pub(crate) const BLOCK_SHARED_BYTES: usize = 232_448;
 
@@ -335,9 +324,6 @@ impl Sm90 {
         let meant = |candidates: &&Candidates| (candidates.above + 1..=candidates.head_dim).contains(&widest);
         let more = CANDIDATES.iter().filter(meant).flat_map(|candidates| candidates.tiles).copied();
         let mut all = vec![self.clone()];
-        for polynomial in POLYNOMIALS {
-            all.push(Self { tile: Tile { polynomial, ..self.tile }, ..self.clone() });
-        }
         for tile in std::iter::once(self.tile).chain(more) {
             // Warpgroups that split the keys have no turns to take.
             let options: &[_] = if tile.split_keys || tile.warpgroups == 1 {
@@ -378,7 +364,7 @@ impl Sm90 {
             self.tile = Tile { direct_store, ..tile(2, 128, 2, 2) };
         } else if self.tile.warpgroups > 2 && bias == BiasKind::Boolean && self.edges.any() {
             // The 160 registers of a thread do not hold bytes beside the scores where there are edges to be masked: 148 bytes of spills.
-            self.tile = Tile { direct_store, ..tile(2, 128, 2, 4) };
+            self.tile = Tile { direct_store, ..tile(2, 128, 2, 3) };
         }
         let panel_keys = PANEL * 2 / bias.size(self.element);
         self.tile.block_keys = self.tile.block_keys / panel_keys.max(64) * panel_keys.max(64);
@@ -428,7 +414,6 @@ impl Sm90 {
             .define("BIAS", self.bias as u32)
             .define("LEFT_EDGE", u32::from(self.edges.left))
             .define("RIGHT_EDGE", u32::from(self.edges.right))
-            .define("POLYNOMIAL", self.tile.polynomial)
             .define_if(self.tile.ping_pong, "PING_PONG")
             .define_if(self.half_first(), "HALF_FIRST")
             .define_if(self.tile.split_keys, "SPLIT_KEYS")
