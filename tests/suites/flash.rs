@@ -52,6 +52,7 @@ pub fn suite() -> Suite {
         .case("real tensors", real_tensors)
         .case("a visible NaN reaches the rows that see it", visible_nan)
         .case("scores that outgrow all before them", growing_scores)
+        .case("scores at the edge of what exponentials hold", edge_of_exponentials)
         .case("fifty launches are one", |cx| check_repeats(cx, &Flash, 513))
         .case("streams at once", streams_at_once)
         .case("score modifications", score_modifications)
@@ -438,6 +439,42 @@ fn growing_scores(cx: &Context<'_>) -> anyhow::Result<()> {
                     check_inputs(cx, engine, &problem, &inputs, 0)
                         .with_context(|| format!("growth {growth} on {problem:?}"))?;
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows whose scores, the same over the first third of their keys, are 0 to 150 above those of the last third, which tiles begin with: in
+/// steps of a quarter, so that some lie just inside and some just outside of each limit of the softmax that does not look for a maximum.
+fn edge_of_exponentials(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    for dtype in [DType::F16, DType::Bf16] {
+        for (head_dim, heads) in [(64, 1), (128, 1), (128, 40), (256, 1)] {
+            let heads = if cx.reduced() { 1 } else { heads };
+            let shape = Shape {
+                batch: 1,
+                q_heads: heads,
+                kv_heads: heads,
+                q_len: 600,
+                kv_len: 600,
+                head_dim,
+                v_head_dim: head_dim,
+            };
+            let mut problem = Problem::bhsd(shape, dtype);
+            problem.scale = 1.0;
+            problem.wants_log_sum_exp = true;
+            let mut inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+            let rows = 0..heads * 600 * head_dim;
+            // One element of a query carries its scores, which are the same number for every key that it meets.
+            let element = |i: usize| (i / head_dim % 600, i % head_dim);
+            let q: Vec<f64> =
+                rows.clone().map(|i| if element(i).1 == 0 { element(i).0 as f64 / 4.0 } else { 0.0 }).collect();
+            let k: Vec<f64> = rows.map(|i| f64::from(u8::from(element(i).1 == 0 && element(i).0 < 200))).collect();
+            inputs.q = encode(&q, dtype);
+            inputs.k = encode(&k, dtype);
+            for engine in [&Flash as &dyn Engine, &MMA] {
+                check_inputs(cx, engine, &problem, &inputs, 0).with_context(|| format!("{problem:?}"))?;
             }
         }
     }

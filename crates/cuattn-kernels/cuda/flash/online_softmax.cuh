@@ -14,6 +14,8 @@ constexpr float LAZY_RESCALE_LOG2 = 8.f;
 // A lane's sum of a block that shows a maximum outgrown: more than the above allows it. Its parts must fit float16.
 constexpr float OUTGROWN_SUM = 32768.f;
 static_assert(BLOCK_KEYS / 4 * 256 <= 32768, "a maximum that was looked for is not outgrown");
+// The largest such sum that can be scaled back to 1: the factor must be a normal number, or it is flushed to 0.
+constexpr float SAVABLE_SUM = 0x1p120f;
 // A maximum below this comes from a bias of huge negatives. Multiplied by log2(e) it may overflow, so it is subtracted first.
 constexpr float HUGE_NEGATIVE = -1e37f;
 constexpr int MAX_CHAINS = KEY_TILES < 4 ? KEY_TILES : ROW_TILES == 1 ? 4 : 2;  // independent maxima, for latency
@@ -122,16 +124,16 @@ struct SoftmaxState {
   }
 
   // Raises the maximum to the block's largest score after the exponentials, and scales everything that was computed with the old one; o
-  // must be multiplied too, row r by the factor in `rescale(r, factor)`. False where the sum of the probabilities is infinite, which cannot be undone.
+  // must be multiplied too, row r by the factor in `rescale(r, factor)`. False where their sum is so large that this cannot be undone.
   template <int TILES, typename Rescale> DEVICE bool raise_afterwards(Scores& s, const ScoreParams& p, float (&added)[LANE_ROWS], Rescale rescale) {
     const float units = log2_units(p);
-    bool finite = true;
+    bool savable = true;
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
       float top = 1.f;
       UNROLL for (int n = 0; n < TILES; ++n)
         UNROLL for (int e = 0; e < 2; ++e) top = fmaxf(top, s.at[r >> 1][n][(r & 1) * 2 + e]);
       top = quad_max(top);
-      finite &= added[r] < INFINITY_F32;
+      savable &= added[r] <= SAVABLE_SUM;
       const float raised = maximum[r] + __fdividef(log2_approx(top), units), factor = exp2_approx((maximum[r] - raised) * units);
       maximum[r] = raised;
       sum[r] *= factor;
@@ -140,7 +142,7 @@ struct SoftmaxState {
         UNROLL for (int e = 0; e < 2; ++e) s.at[r >> 1][n][(r & 1) * 2 + e] *= factor;
       rescale(r, factor);
     }
-    return __all_sync(WARP_MASK, finite);
+    return __all_sync(WARP_MASK, savable);
   }
 
   // The same with the maximum subtracted before the change to base 2: where one product rounds, the maximum's own rounding would

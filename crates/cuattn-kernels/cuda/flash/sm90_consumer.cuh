@@ -6,7 +6,7 @@
 //
 // To look for the largest score of a block before the exponentials would take a quarter of the softmax's time. Once a warp's rows have
 // a maximum, it is not looked for any more: the exponentials' sum shows whether it has been outgrown, and what was computed is scaled
-// down. Only where that sum is infinite, at scores 80 above any before in natural units, is it too late: such a tile is
+// down. Only where that sum is close to infinite, at scores 80 above any before in natural units, is it too late: such a tile is
 // done again, carefully, after all others.
 #include "flash/sm90_producer.cuh"
 #include "flash/repair.cuh"
