@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
@@ -66,6 +67,9 @@ struct SanitizeArgs {
     /// Ends well where the machine has no compute-sanitizer; the report then has no verdicts
     #[arg(long)]
     if_available: bool,
+    /// Runs side by side: a tool over a suite is one. They share the GPU, and spend most of their time on the host
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    jobs: usize,
     /// Folder for the tools' logs
     #[arg(long, value_name = "DIR", default_value = "sanitizer")]
     logs: PathBuf,
@@ -116,7 +120,7 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
 }
 
 fn sanitize(args: SanitizeArgs) -> anyhow::Result<bool> {
-    let mut report = Report::read(&args.report).context("run the suites with `--report` first")?;
+    let report = Report::read(&args.report).context("run the suites with `--report` first")?;
     let Some(sanitizer) = sanitize::find() else {
         let text = "compute-sanitizer is not on this machine, so it was NOT RUN. It comes with the CUDA toolkit; name it \
                     in CUATTN_COMPUTE_SANITIZER, or put its folder on PATH";
@@ -132,15 +136,21 @@ fn sanitize(args: SanitizeArgs) -> anyhow::Result<bool> {
         args.suites
     };
     let tools = if args.tools.is_empty() { Tool::ALL.to_vec() } else { args.tools };
-    for tool in tools {
-        println!("{} over {} ...", tool.name(), suites.join(", "));
-        let verdict = sanitize::run(&sanitizer, tool, &suites, args.seed, &args.logs)?;
-        println!("{}: {} ({:.0} s)", verdict.tool, verdict.summary, verdict.seconds);
-        report.sanitizer.retain(|other| other.tool != verdict.tool);
+    println!("the same suites without a tool first, so that none waits for the compiler ...");
+    sanitize::fill_cache(&suites, args.seed)?;
+    // The suite that takes longest is the last in the list, and begins first.
+    let runs: Vec<_> = suites.iter().rev().flat_map(|suite| tools.iter().map(move |&tool| (tool, suite))).collect();
+    let report = Mutex::new(report);
+    sanitize::side_by_side(&runs, args.jobs, |&(tool, suite)| {
+        let verdict = sanitize::run(&sanitizer, tool, suite, args.seed, &args.logs)?;
+        println!("{} over {suite}: {} ({:.0} s)", verdict.tool, verdict.summary, verdict.seconds);
+        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+        report.sanitizer.retain(|other| (&other.tool, &other.suites) != (&verdict.tool, &verdict.suites));
         report.sanitizer.push(verdict);
-        // After each tool: a run that is cut short keeps what was found so far.
-        report.write(&args.report)?;
-    }
+        // After each run: one that is cut short keeps what was found so far.
+        report.write(&args.report)
+    })?;
+    let report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{}", runner::summary(&report));
     Ok(report.sanitizer.iter().all(|tool| tool.clean))
 }

@@ -4,9 +4,10 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 
 use crate::report::SanitizerReport;
@@ -71,16 +72,59 @@ fn installed_toolkits() -> Vec<PathBuf> {
     roots
 }
 
-/// Runs the suites under one tool. What both print goes to `<logs>/<tool>.log`.
+/// Runs the reduced suites without a tool, so that their kernels are in the cache on disk: under a tool, compilation takes as long as all
+/// the rest.
+///
+/// # Errors
+///
+/// If the suites cannot be started. A case that fails is no error: the tools say more of it.
+pub fn fill_cache(suites: &[String], seed: u64) -> anyhow::Result<()> {
+    let exe = env::current_exe().context("cannot find this binary's own path")?;
+    let mut command = Command::new(&exe);
+    command.args(["--reduced", "--seed", &seed.to_string(), "--suite", &suites.join(",")]);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.status().with_context(|| format!("cannot start {}", exe.display()))?;
+    Ok(())
+}
+
+/// Calls `run` for each of `runs`, up to `jobs` at a time, in their order.
+///
+/// # Errors
+///
+/// The first error, after which no other run is begun.
+pub fn side_by_side<T: Sync>(
+    runs: &[T],
+    jobs: usize,
+    run: impl Fn(&T) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        while let Some(one) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = run(one) {
+                next.store(runs.len(), Ordering::Relaxed);
+                return Err(error);
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs.clamp(1, runs.len().max(1))).map(|_| scope.spawn(worker)).collect();
+        // Every worker is waited for, whatever the others said.
+        let ends: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        ends.into_iter().try_for_each(|end| end.unwrap_or_else(|_| bail!("a run panicked")))
+    })
+}
+
+/// Runs a suite under one tool. What both print goes to `<logs>/<tool>-<suite>.log`.
 ///
 /// # Errors
 ///
 /// If compute-sanitizer cannot be started or its log not be written. What it finds is no error: it is in the result.
-pub fn run(sanitizer: &Path, tool: Tool, suites: &[String], seed: u64, logs: &Path) -> anyhow::Result<SanitizerReport> {
+pub fn run(sanitizer: &Path, tool: Tool, suite: &str, seed: u64, logs: &Path) -> anyhow::Result<SanitizerReport> {
     let begun = Instant::now();
     let name = tool.name();
     fs::create_dir_all(logs).with_context(|| format!("cannot make the folder {}", logs.display()))?;
-    let log = logs.join(format!("{name}.log"));
+    let log = logs.join(format!("{name}-{suite}.log"));
     let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
     let exe = env::current_exe().context("cannot find this binary's own path")?;
     let mut command = Command::new(sanitizer);
@@ -89,19 +133,16 @@ pub fn run(sanitizer: &Path, tool: Tool, suites: &[String], seed: u64, logs: &Pa
         // The suites ask for too much memory and for missing symbols on purpose: those failing calls are no findings.
         .args(["--report-api-errors", "no"])
         .arg(exe)
-        .args(["--reduced", "--seed", &seed.to_string()])
+        .args(["--reduced", "--seed", &seed.to_string(), "--suite", suite])
         .stdin(Stdio::null())
         .stderr(output.try_clone()?)
         .stdout(output);
-    for suite in suites {
-        command.args(["--suite", suite]);
-    }
     let status = command.status().with_context(|| format!("cannot start {}", sanitizer.display()))?;
     let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
     let summary = closing_line(&String::from_utf8_lossy(&text));
     Ok(SanitizerReport {
         tool: name.to_owned(),
-        suites: suites.to_vec(),
+        suites: vec![suite.to_owned()],
         clean: status.success() && summary.as_deref().is_some_and(says_clean),
         summary: summary.unwrap_or_else(|| format!("the tool printed no summary and ended with {status}")),
         seconds: begun.elapsed().as_secs_f64(),
@@ -142,10 +183,25 @@ mod tests {
     #[test]
     fn a_tool_that_says_nothing_is_not_clean() {
         let folder = tempfile::tempdir().unwrap();
-        let report = run(Path::new("/bin/true"), Tool::Memcheck, &[], 1, folder.path()).unwrap();
+        let report = run(Path::new("/bin/true"), Tool::Memcheck, "flash", 1, folder.path()).unwrap();
         assert!(!report.clean);
         assert!(report.summary.contains("no summary"), "{}", report.summary);
-        let report = run(Path::new("/bin/false"), Tool::Racecheck, &["flash".into()], 1, folder.path()).unwrap();
+        let report = run(Path::new("/bin/false"), Tool::Racecheck, "flash", 1, folder.path()).unwrap();
         assert!(!report.clean);
+    }
+
+    #[test]
+    fn all_runs_are_done_and_none_after_an_error() {
+        let done = AtomicUsize::new(0);
+        let count = |_: &u32| {
+            done.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        side_by_side(&[1, 2, 3, 4, 5], 3, count).unwrap();
+        assert_eq!(done.load(Ordering::Relaxed), 5);
+        side_by_side(&[], 3, count).unwrap();
+        let failing = |&run: &u32| if run == 2 { bail!("run {run}") } else { count(&run) };
+        assert_eq!(side_by_side(&[1, 2, 3, 4], 1, failing).unwrap_err().to_string(), "run 2");
+        assert_eq!(done.load(Ordering::Relaxed), 6);
     }
 }

@@ -53,6 +53,8 @@ struct Suite {
 #[derive(Debug, Deserialize)]
 struct Sanitizer {
     tool: String,
+    #[serde(default)]
+    suites: Vec<String>,
     clean: bool,
 }
 
@@ -88,7 +90,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         println!("{table}");
         for tool in &report.sanitizer {
-            println!("compute-sanitizer {}: {}", tool.tool, if tool.clean { "clean" } else { "NOT CLEAN" });
+            let verdict = if tool.clean { "clean" } else { "NOT CLEAN" };
+            println!("compute-sanitizer {} over {}: {verdict}", tool.tool, tool.suites.join(", "));
         }
     }
     println!("{}", if stale == 0 { "no suite is stale".to_owned() } else { format!("{stale} suites are stale") });
@@ -262,7 +265,14 @@ mod tests {
         assert!(report(|report| report.reduced = true).is_err());
         assert!(report(|report| report.suites.clear()).is_err());
         assert!(report(|report| report.suites[0].failures.push("wrong".into())).is_err());
-        assert!(report(|report| report.sanitizer.push(Sanitizer { tool: "memcheck".into(), clean: false })).is_err());
+        assert!(
+            report(|report| report.sanitizer.push(Sanitizer {
+                tool: "memcheck".into(),
+                suites: Vec::new(),
+                clean: false
+            }))
+            .is_err()
+        );
     }
 
     #[test]
