@@ -53,6 +53,7 @@ pub fn suite() -> Suite {
         .case("a visible NaN reaches the rows that see it", visible_nan)
         .case("scores that outgrow all before them", growing_scores)
         .case("scores at the edge of what exponentials hold", edge_of_exponentials)
+        .case("more tiles done again than a block can remember", many_tiles_again)
         .case("fifty launches are one", |cx| check_repeats(cx, &Flash, 513))
         .case("streams at once", streams_at_once)
         .case("score modifications", score_modifications)
@@ -478,6 +479,27 @@ fn edge_of_exponentials(cx: &Context<'_>) -> anyhow::Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Nearly every tile has scores that outgrow what can be scaled back, and every block of the device more of them than it can list; between
+/// them stand tiles that have not. Which block does which tile depends on timing; no bit may.
+fn many_tiles_again(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    let (heads, q_len, kv_len, head_dim) = if cx.reduced() { (2, 400, 200, 16) } else { (128, 16_384, 200, 16) };
+    let shape = Shape { batch: 1, q_heads: heads, kv_heads: heads, q_len, kv_len, head_dim, v_head_dim: head_dim };
+    let problem = Problem::bhsd(shape, DType::F16);
+    let mut inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+    scale_rows(&mut inputs.k, problem.dtype, head_dim, |row| {
+        if row / kv_len % 8 == 0 { 1.0 } else { growth_at(row % kv_len, kv_len, 100.0) }
+    });
+    check_inputs(cx, &Flash, &problem, &inputs, 0)?;
+    let plan = Flash.plan(cx.runtime(), &problem)?;
+    let first = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+    for _ in 0..cx.scaled(4, 1) {
+        ensure!(Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)? == first, "two launches differ");
+    }
+    cx.count(1);
     Ok(())
 }
 

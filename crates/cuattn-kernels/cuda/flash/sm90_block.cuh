@@ -45,16 +45,20 @@ struct alignas(16) TileRecord {
   int overflow;    // it should have been: set by consumers before they release the tile's last values
 };
 
-// Tiles that have overflowed and are done a second time, when there are no others left. It is in shared memory, because the loader has
-// no registers for what is rare. Once it is full, all other tiles are done carefully.
+// Tiles that have overflowed and are done a second time, when the list is full or there are no others left. So every tile is tried without
+// its maxima first, whenever and by whichever block: its bits do not depend on that. The list is in shared memory, because the
+// loader has no registers for what is rare.
 struct SecondPass {
-  static constexpr u32 MOST = 61;
-  u32 is_on, tiles, begun;
+  static constexpr u32 MOST = 60;
+  u32 is_on;       // tiles come from the list
+  u32 is_last;     // there are no others left
+  u32 tiles, begun;
   u32 numbers[MOST];
 
-  DEVICE void clear() { is_on = tiles = begun = 0; }
+  DEVICE void clear() { is_on = is_last = tiles = begun = 0; }
   DEVICE void add(u32 number) { numbers[tiles++] = number; }
   DEVICE bool is_left() const { return begun < tiles; }
+  // With room for the tiles of which it is not known yet.
   DEVICE bool is_full() const { return tiles + RECORDS > MOST; }
 };
 

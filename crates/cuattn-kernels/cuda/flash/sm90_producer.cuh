@@ -104,7 +104,7 @@ struct Loader {
     if (!block.source.find(tile, block.params, number)) return false;
     if (leads_loads()) {
       record.number = number;
-      record.is_careful = block.second_pass.is_on || block.second_pass.is_full();
+      record.is_careful = block.second_pass.is_on;
       record.overflow = 0;
       record.tile = tile;
       const Sequence sequence = load_sequence(p, record.tile);
@@ -124,6 +124,29 @@ struct Loader {
     number = pass.numbers[pass.begun];
     sync_loads();
     if (leads_loads()) ++pass.begun;
+    return true;
+  }
+
+  // From the tiles that are drawn to those of the second pass, or back. `is_last`: there are no others. False if nothing is left to do.
+  DEVICE bool change_pass(bool is_last) const {
+    SecondPass& pass = block.second_pass;
+    if (pass.is_on) {
+      if (pass.is_last) return false;
+      sync_loads();
+      if (leads_loads()) pass.clear();
+      sync_loads();
+      return true;
+    }
+    wait_for_consumers();
+#pragma unroll 1
+    for (u32 back = 1; back <= min_of(RECORDS - 1u, tiles_begun); ++back) collect(block.records[(tiles_begun - back) % RECORDS]);
+    if (!pass.is_left()) return false;
+    sync_loads();
+    if (leads_loads()) {
+      pass.is_on = 1;
+      pass.is_last = is_last;
+    }
+    sync_loads();
     return true;
   }
 
@@ -154,16 +177,11 @@ struct Loader {
       }
 #endif
       u32 number = from_leader(drawn) + computed_here(gridDim.x);
-      const bool found = (!block.second_pass.is_on || take_again(number)) && find(record, number);
+      const bool is_wanted = block.second_pass.is_on ? take_again(number) : !block.second_pass.is_full();
+      const bool found = is_wanted && find(record, number);
       if (value_is_due) load_last_v();
       if (!found) {
-        if (block.second_pass.is_on) break;
-        wait_for_consumers();
-#pragma unroll 1
-        for (u32 back = 1; back <= min_of(RECORDS - 1u, tiles_begun); ++back) collect(block.records[(tiles_begun - back) % RECORDS]);
-        if (!block.second_pass.is_left()) break;
-        if (leads_loads()) block.second_pass.is_on = 1;
-        sync_loads();
+        if (!change_pass(is_wanted)) break;
         value_is_due = false;
         continue;
       }
