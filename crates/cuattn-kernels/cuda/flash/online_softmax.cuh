@@ -1,8 +1,8 @@
 // The running softmax of the lane's rows.
 //
 // Scores come either as plain q.k, to be multiplied by scale * log2(e) inside the exponential (scale > 0, nothing added); or, with
-// SOFTCAP alone, in units of the cap, likewise; or, with NATURAL, finished in natural units. The running maximum is raised only when a row has outgrown it by 2^8: o and the sum share
-// the stale one, so the quotient stays exact, and most blocks need no rescale.
+// SOFTCAP alone, in units of the cap, likewise; or, with NATURAL, finished in natural units. The running maximum is raised only when a row
+// has outgrown it by 2^8: o and the sum share the stale one, so the quotient stays exact, and most blocks need no rescale.
 #include "flash/fragments.cuh"
 #include "score.cuh"
 

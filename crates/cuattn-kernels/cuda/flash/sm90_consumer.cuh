@@ -4,10 +4,10 @@
 //   S = Q K(n) and, behind it, O += P V(n+1) are issued; while the second runs, the softmax turns S into the next P.
 // Two warpgroups take turns at issuing (PING_PONG), so that one's softmax runs under the other's products.
 //
-// To look for the largest score of a block before the exponentials would take a quarter of the softmax's time. Once a warp's rows have
-// a maximum, it is not looked for any more: the exponentials' sum shows whether it has been outgrown, and what was computed is scaled
-// down. Only where that sum is close to infinite, at scores 80 above any before in natural units, is it too late: such a tile is
-// done again, carefully, after all others.
+// To look for the largest score of a block before the exponentials would take a fifth of the softmax's instructions. Once a warp's rows
+// have a maximum, it is not looked for any more: the exponentials' sum shows whether it has been outgrown, and what was computed is
+// scaled down. Only where that sum is close to infinite, at scores 83 above any before in natural units, is it too late: such a tile
+// is done again, carefully (SecondPass).
 #include "flash/sm90_producer.cuh"
 #include "flash/repair.cuh"
 
