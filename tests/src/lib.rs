@@ -13,7 +13,7 @@
 //! * [`parity`]: one problem through one engine, against the reference.
 //! * [`packed`]: ragged batches, their operands and launches.
 //! * [`suites`]: the suites themselves, one file an engine.
-//! * [`runner`], [`report`], [`sanitize`]: the `gpu-suites` binary, which runs on machines that have a GPU but no Rust.
+//! * [`runner`], [`report`], [`side_by_side`], [`sanitize`]: the `gpu-suites` binary, which runs on machines that have a GPU but no Rust.
 //!
 //! The suites do not use libtest: they need one device runtime for many cases, problem counts and errors in a report, and a
 //! binary that fails when it ran nothing.
@@ -26,6 +26,7 @@ pub mod report;
 pub mod runner;
 pub mod samples;
 pub mod sanitize;
+pub mod side_by_side;
 pub mod space;
 mod suite;
 #[path = "../suites/mod.rs"]

@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use cuattn_tests::report::Report;
 use cuattn_tests::runner::{self, Selection};
 use cuattn_tests::sanitize::{self, Tool};
+use cuattn_tests::side_by_side::{run_suites, side_by_side};
 use cuattn_tests::suites;
 
 /// Runs the GPU parity suites. Exits with 0 only if something ran and all of it passed.
@@ -42,6 +43,12 @@ struct RunArgs {
     /// Seed of all random inputs; from the clock without it
     #[arg(long)]
     seed: Option<u64>,
+    /// Suites side by side, each in a process of its own
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    jobs: usize,
+    /// One of those processes: neither says what the device is nor sums up
+    #[arg(long, hide = true)]
+    part: bool,
     /// Lists suites and cases, and runs nothing
     #[arg(long)]
     list: bool,
@@ -100,7 +107,7 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
     let seed = args.seed.unwrap_or_else(|| {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
     });
-    let selection = Selection { suites: args.suites, case: args.case, reduced: args.reduced, seed };
+    let selection = Selection { suites: args.suites, case: args.case, reduced: args.reduced, seed, is_part: args.part };
     if args.list {
         for selected in selection.pick(&suites)? {
             for case in selected.cases {
@@ -111,7 +118,14 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
     }
     // After each suite: a run that is cut short keeps what it has.
     let keep = |report: &Report| args.report.as_deref().map_or(Ok(()), |path| report.write(path));
-    let report = runner::run(&suites, &selection, keep)?;
+    let report = if args.jobs > 1 && selection.pick(&suites)?.len() > 1 {
+        run_suites(&suites, &selection, args.jobs, keep)?
+    } else {
+        runner::run(&suites, &selection, keep)?
+    };
+    if args.part {
+        return Ok(report.passed());
+    }
     println!("{}", runner::summary(&report));
     if let Some(path) = &args.report {
         println!("report: {}", path.display());
@@ -141,7 +155,7 @@ fn sanitize(args: SanitizeArgs) -> anyhow::Result<bool> {
     // The suite that takes longest is the last in the list, and begins first.
     let runs: Vec<_> = suites.iter().rev().flat_map(|suite| tools.iter().map(move |&tool| (tool, suite))).collect();
     let report = Mutex::new(report);
-    sanitize::side_by_side(&runs, args.jobs, |&(tool, suite)| {
+    side_by_side(&runs, args.jobs, |&(tool, suite)| {
         let verdict = sanitize::run(&sanitizer, tool, suite, args.seed, &args.logs)?;
         println!("{} over {suite}: {} ({:.0} s)", verdict.tool, verdict.summary, verdict.seconds);
         let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);

@@ -123,6 +123,29 @@ impl Report {
             && self.sanitizer.iter().all(|tool| tool.clean)
     }
 
+    /// One report of parts whose suites ran side by side.
+    ///
+    /// # Errors
+    ///
+    /// If there is no part, the parts are not of one device, build and seed, or two have the same suite.
+    pub fn join(parts: Vec<Self>) -> anyhow::Result<Self> {
+        let mut parts = parts.into_iter();
+        let mut whole = parts.next().context("there is no report to join")?;
+        for part in parts {
+            let run = |report: &Self| (report.device.clone(), report.commit.clone(), report.seed, report.reduced);
+            anyhow::ensure!(run(&part) == run(&whole), "the parts of a report are not of one run");
+            for suite in part.suites {
+                let twice = whole.suites.iter().any(|other| other.name == suite.name);
+                anyhow::ensure!(!twice, "two parts of a report have the suite `{}`", suite.name);
+                whole.suites.push(suite);
+            }
+            whole.date = whole.date.min(part.date);
+            whole.kernel_sources.extend(part.kernel_sources);
+            whole.sanitizer.extend(part.sanitizer);
+        }
+        Ok(whole)
+    }
+
     /// Reads a report.
     ///
     /// # Errors
@@ -295,5 +318,19 @@ mod tests {
         assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
         assert_eq!(at(1_767_225_599), "2025-12-31T23:59:59Z");
         assert_eq!(at(1_772_323_200), "2026-03-01T00:00:00Z");
+    }
+
+    #[test]
+    fn suites_that_ran_side_by_side_are_one_report() {
+        let part = |name: &str, seed| {
+            let suites = vec![SuiteReport { name: name.to_owned(), ..SuiteReport::default() }];
+            Report { suites, seed, kernel_sources: BTreeMap::from([(name.to_owned(), String::new())]), ..report() }
+        };
+        let whole = Report::join(vec![part("a", 1), part("b", 1)]).unwrap();
+        assert_eq!(whole.suites.iter().map(|suite| suite.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(whole.kernel_sources.len(), 2);
+        assert!(Report::join(vec![part("a", 1), part("b", 2)]).unwrap_err().to_string().contains("not of one run"));
+        assert!(Report::join(vec![part("a", 1), part("a", 1)]).unwrap_err().to_string().contains("two parts"));
+        assert!(Report::join(Vec::new()).is_err());
     }
 }

@@ -24,6 +24,8 @@ pub struct Selection {
     pub reduced: bool,
     /// Seed of all random inputs.
     pub seed: u64,
+    /// Whether another process says what the device is, and sums up.
+    pub is_part: bool,
 }
 
 /// The selected suites with their selected cases.
@@ -76,24 +78,11 @@ pub fn run(
     after_suite: impl Fn(&Report) -> anyhow::Result<()>,
 ) -> anyhow::Result<Report> {
     let picked = selection.pick(suites)?;
-    let probe = curt::probe();
-    if !probe.has_gpu() {
-        bail!("no GPU was found, so nothing was run. The suites need an NVIDIA GPU and its driver:\n\n{probe}");
-    }
     let started = SystemTime::now();
-    let first = Runtime::new(0).context("the device is there, but a runtime on it cannot be made")?;
-    let device = describe(&first)?;
-    drop(first);
-    println!(
-        "{} (compute capability {}), driver {}, NVRTC {}, commit {}, seed {}{}",
-        device.name,
-        device.compute_capability,
-        device.driver,
-        device.nvrtc,
-        commit(),
-        selection.seed,
-        if selection.reduced { ", reduced" } else { "" },
-    );
+    let device = first_device()?;
+    if !selection.is_part {
+        println!("{}", greeting_of(&device, selection));
+    }
     let prefixes: Vec<_> = picked.iter().flat_map(|selected| selected.suite.kernel_prefixes()).copied().collect();
     let mut report = Report {
         format: FORMAT,
@@ -113,6 +102,37 @@ pub fn run(
         after_suite(&report)?;
     }
     Ok(report)
+}
+
+/// What runs where.
+///
+/// # Errors
+///
+/// If there is no GPU, or its runtime cannot be made.
+pub fn greeting(selection: &Selection) -> anyhow::Result<String> {
+    Ok(greeting_of(&first_device()?, selection))
+}
+
+fn first_device() -> anyhow::Result<Device> {
+    let probe = curt::probe();
+    if !probe.has_gpu() {
+        bail!("no GPU was found, so nothing was run. The suites need an NVIDIA GPU and its driver:\n\n{probe}");
+    }
+    let first = Runtime::new(0).context("the device is there, but a runtime on it cannot be made")?;
+    describe(&first)
+}
+
+fn greeting_of(device: &Device, selection: &Selection) -> String {
+    format!(
+        "{} (compute capability {}), driver {}, NVRTC {}, commit {}, seed {}{}",
+        device.name,
+        device.compute_capability,
+        device.driver,
+        device.nvrtc,
+        commit(),
+        selection.seed,
+        if selection.reduced { ", reduced" } else { "" },
+    )
 }
 
 /// The commit that this binary was built from, where its builder said so.

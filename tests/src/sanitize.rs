@@ -4,10 +4,9 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::ValueEnum;
 
 use crate::report::SanitizerReport;
@@ -87,34 +86,6 @@ pub fn fill_cache(suites: &[String], seed: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calls `run` for each of `runs`, up to `jobs` at a time, in their order.
-///
-/// # Errors
-///
-/// The first error, after which no other run is begun.
-pub fn side_by_side<T: Sync>(
-    runs: &[T],
-    jobs: usize,
-    run: impl Fn(&T) -> anyhow::Result<()> + Sync,
-) -> anyhow::Result<()> {
-    let next = AtomicUsize::new(0);
-    let worker = || {
-        while let Some(one) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Err(error) = run(one) {
-                next.store(runs.len(), Ordering::Relaxed);
-                return Err(error);
-            }
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs.clamp(1, runs.len().max(1))).map(|_| scope.spawn(worker)).collect();
-        // Every worker is waited for, whatever the others said.
-        let ends: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-        ends.into_iter().try_for_each(|end| end.unwrap_or_else(|_| bail!("a run panicked")))
-    })
-}
-
 /// Runs a suite under one tool. What both print goes to `<logs>/<tool>-<suite>.log`.
 ///
 /// # Errors
@@ -188,20 +159,5 @@ mod tests {
         assert!(report.summary.contains("no summary"), "{}", report.summary);
         let report = run(Path::new("/bin/false"), Tool::Racecheck, "flash", 1, folder.path()).unwrap();
         assert!(!report.clean);
-    }
-
-    #[test]
-    fn all_runs_are_done_and_none_after_an_error() {
-        let done = AtomicUsize::new(0);
-        let count = |_: &u32| {
-            done.fetch_add(1, Ordering::Relaxed);
-            Ok(())
-        };
-        side_by_side(&[1, 2, 3, 4, 5], 3, count).unwrap();
-        assert_eq!(done.load(Ordering::Relaxed), 5);
-        side_by_side(&[], 3, count).unwrap();
-        let failing = |&run: &u32| if run == 2 { bail!("run {run}") } else { count(&run) };
-        assert_eq!(side_by_side(&[1, 2, 3, 4], 1, failing).unwrap_err().to_string(), "run 2");
-        assert_eq!(done.load(Ordering::Relaxed), 6);
     }
 }

@@ -17,10 +17,9 @@ pub(crate) struct Args {
     /// Fails where a suite's kernels changed since the report, or where there is no report
     #[arg(long)]
     check: bool,
-    /// Takes the report of a bundle's run into docs/reports, if it is of a whole run that passed. Several are parts of one run, whose suites
-    /// ran side by side: of one commit, device and seed
-    #[arg(long, value_name = "FILE", num_args = 1..)]
-    import: Vec<PathBuf>,
+    /// Takes the report of a bundle's run into docs/reports, if it is of a whole run that passed
+    #[arg(long, value_name = "FILE")]
+    import: Option<PathBuf>,
 }
 
 /// As much of the report of `gpu-suites` as is judged here.
@@ -59,8 +58,8 @@ struct Sanitizer {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    if !args.import.is_empty() {
-        println!("{}", import(&args.import)?.display());
+    if let Some(path) = &args.import {
+        println!("{}", import(path)?.display());
         return Ok(ExitCode::SUCCESS);
     }
     let reports = read_all()?;
@@ -125,47 +124,15 @@ pub(crate) fn path_for(kind: &str, device: &str) -> PathBuf {
 }
 
 /// Copies the report of a whole run that passed into `docs/reports`, and gives its place.
-pub(crate) fn import(paths: &[PathBuf]) -> anyhow::Result<PathBuf> {
-    let read = |path: &PathBuf| -> anyhow::Result<serde_json::Value> {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))
-    };
-    let whole = joined(paths.iter().map(read).collect::<Result<_, _>>()?)?;
-    let report: Report = serde_json::from_value(whole.clone()).context("that is no report of gpu-suites")?;
+pub(crate) fn import(path: &Path) -> anyhow::Result<PathBuf> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let report: Report =
+        serde_json::from_str(&text).with_context(|| format!("{} is no report of gpu-suites", path.display()))?;
     acceptable(&report)?;
     let place = path_for("gpu", &report.device.name);
     fs::create_dir_all(repository::root().join("docs/reports"))?;
-    let text = serde_json::to_string_pretty(&whole)? + "\n";
     fs::write(repository::root().join(&place), text).with_context(|| format!("cannot write {}", place.display()))?;
     Ok(place)
-}
-
-/// One report of parts whose suites ran side by side.
-fn joined(parts: Vec<serde_json::Value>) -> anyhow::Result<serde_json::Value> {
-    let mut parts = parts.into_iter();
-    let mut whole = parts.next().context("there is no report")?;
-    for part in parts {
-        for field in ["format", "device", "commit", "seed", "reduced"] {
-            ensure!(part.get(field) == whole.get(field), "the reports are not of one run: their `{field}` differs");
-        }
-        let name = |suite: &serde_json::Value| suite.get("name").cloned();
-        let (Some(all), Some(more)) =
-            (whole.get_mut("suites").and_then(|suites| suites.as_array_mut()), part["suites"].as_array())
-        else {
-            bail!("that is no report of gpu-suites");
-        };
-        for suite in more {
-            ensure!(all.iter().all(|other| name(other) != name(suite)), "two reports have the suite {}", suite["name"]);
-            all.push(suite.clone());
-        }
-        if let (Some(all), Some(more)) = (whole["kernel_sources"].as_object_mut(), part["kernel_sources"].as_object()) {
-            all.extend(more.clone());
-        }
-        if let (Some(all), Some(more)) = (whole["sanitizer"].as_array_mut(), part["sanitizer"].as_array()) {
-            all.extend(more.clone());
-        }
-    }
-    Ok(whole)
 }
 
 /// Refuses reports that prove nothing.
@@ -273,21 +240,5 @@ mod tests {
             }))
             .is_err()
         );
-    }
-
-    #[test]
-    fn suites_that_ran_side_by_side_are_one_report() {
-        let part = |suite: &str, seed: u64| {
-            serde_json::json!({
-                "format": 1, "device": { "name": "NVIDIA H200" }, "commit": "c", "date": "d", "seed": seed, "reduced": false,
-                "suites": [{ "name": suite, "kernels": [], "cases": 1, "problems": 1, "failures": [] }],
-                "kernel_sources": { suite: "hash" }, "sanitizer": [],
-            })
-        };
-        let whole: Report = serde_json::from_value(joined(vec![part("a", 1), part("b", 1)]).unwrap()).unwrap();
-        assert_eq!(whole.suites.iter().map(|suite| suite.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!(whole.kernel_sources.len(), 2);
-        assert!(joined(vec![part("a", 1), part("b", 2)]).unwrap_err().to_string().contains("`seed` differs"));
-        assert!(joined(vec![part("a", 1), part("a", 1)]).unwrap_err().to_string().contains("two reports"));
     }
 }

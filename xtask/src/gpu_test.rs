@@ -75,7 +75,7 @@ fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     if args.suites.is_empty() && args.case.is_none() {
-        println!("kept as {}", gpu_report::import(std::slice::from_ref(&report))?.display());
+        println!("kept as {}", gpu_report::import(&report)?.display());
     } else {
         println!("a part of the suites: the report stays in {}", report.display());
     }
