@@ -51,6 +51,7 @@ pub fn suite() -> Suite {
         .case("agrees with phase2a", agrees_with_phase2a)
         .case("real tensors", real_tensors)
         .case("a visible NaN reaches the rows that see it", visible_nan)
+        .case("infinite scores spoil their own rows", infinite_scores)
         .case("scores that outgrow all before them", growing_scores)
         .case("scores at the edge of what exponentials hold", edge_of_exponentials)
         .case("more tiles done again than a block can remember", many_tiles_again)
@@ -389,16 +390,43 @@ fn visible_nan(cx: &Context<'_>) -> anyhow::Result<()> {
                 let at = rng.random_range(0..q_len * head_dim) * dtype.size();
                 inputs.v[at..at + dtype.size()].copy_from_slice(&encode(&[value], dtype));
             }
-            let expected = reference::attention(&problem, &inputs.host())?;
-            let plan = Flash.plan(cx.runtime(), &problem)?;
-            let launched = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
-            let actual = HostOutput::read_o(&problem, &launched.o)?;
-            errors_beside_nonfinite(&actual, &expected.o)
-                .and_then(|errors| errors.within(&Tolerance::for_dtype(dtype)))
-                .with_context(|| format!("{problem:?}"))?;
-            cx.count(1);
+            check_beside_nonfinite(cx, &problem, &inputs)?;
         }
     }
+    Ok(())
+}
+
+/// Two keys that half of the rows see as infinite scores, in blocks that are not the first, beside a value that is not a number and
+/// hidden from most of the tile: the other rows of that tile are right.
+fn infinite_scores(cx: &Context<'_>) -> anyhow::Result<()> {
+    let mut rng = cx.rng();
+    for dtype in DType::ALL {
+        for head_dim in [64, 128] {
+            let shape =
+                Shape { batch: 1, q_heads: 2, kv_heads: 1, q_len: 512, kv_len: 512, head_dim, v_head_dim: head_dim };
+            let mut problem = Problem::bhsd(shape, dtype);
+            problem.mask = Mask::causal(Alignment::BottomRight);
+            let mut inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
+            let place = |key: usize| key * head_dim * dtype.size()..(key * head_dim + 1) * dtype.size();
+            for key in [10, 200] {
+                inputs.k[place(key)].copy_from_slice(&encode(&[f64::INFINITY], dtype));
+            }
+            inputs.v[place(500)].copy_from_slice(&encode(&[f64::NAN], dtype));
+            check_beside_nonfinite(cx, &problem, &inputs)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_beside_nonfinite(cx: &Context<'_>, problem: &Problem, inputs: &Inputs) -> anyhow::Result<()> {
+    let expected = reference::attention(problem, &inputs.host())?;
+    let plan = Flash.plan(cx.runtime(), problem)?;
+    let launched = Launched::run(cx.runtime(), plan.as_ref(), inputs, 0)?;
+    let actual = HostOutput::read_o(problem, &launched.o)?;
+    errors_beside_nonfinite(&actual, &expected.o)
+        .and_then(|errors| errors.within(&Tolerance::for_dtype(problem.dtype)))
+        .with_context(|| format!("{problem:?}"))?;
+    cx.count(1);
     Ok(())
 }
 

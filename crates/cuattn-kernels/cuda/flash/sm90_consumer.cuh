@@ -349,8 +349,8 @@ struct Consumer {
     write_log_sum_exp(result, record);
 #ifdef DIRECT_STORE
     write_output<EMPTY>(result, record);
+    __syncwarp();  // the lanes must read the same of what other warps may be writing
     if (EMPTY || record.overflow) return;
-    __syncwarp();
     repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int, const PackedRow& at, int column, float value) {
       Scalar* out = static_cast<Scalar*>(p.o) + query_base(p.o_strides, record.tile) + at.head * p.o_strides.head + at.row * p.o_strides.row;
       out[column] = Element::store(value);
