@@ -50,8 +50,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let target = repository::target()?;
     std::fs::create_dir_all(&target).with_context(|| format!("cannot make the folder {}", target.display()))?;
     let marker = target.join("xtask-ci");
-    let cold = !marker.exists();
-    // A run that is cut short leaves a half-warm folder: it counts as warm from here on.
+    let is_first = !marker.exists();
+    // Other commands may have built there before: a first run is not always one from cold. One that is cut short counts.
     std::fs::write(&marker, "a run of `cargo xtask ci` began here\n")?;
     let mut steps = Steps::default();
     for check in Check::value_variants().iter().filter(|check| args.only.is_empty() || args.only.contains(check)) {
@@ -81,7 +81,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Ok(status) = gpu_report::status() {
         println!("GPU reports: {status}");
     }
-    println!("{:.0} s, {}", begun.elapsed().as_secs_f64(), if cold { "from cold" } else { "warm" });
+    println!(
+        "{:.0} s, {}",
+        begun.elapsed().as_secs_f64(),
+        if is_first { "the first run in this build folder" } else { "in a warm build folder" }
+    );
     println!("{}", steps.closing_line());
     Ok(if steps.succeeded(args.strict) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
