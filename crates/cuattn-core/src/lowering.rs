@@ -5,7 +5,7 @@ use cuattn_kernels::abi::{self, MaskParams, ScoreParams};
 use cuattn_kernels::{BiasKind as KernelBias, Element};
 use curt::{DevicePtr, LaunchCounters, Runtime};
 
-use crate::{Alignment, BiasKind, DType, IndexType, KeyLengths, Operands, Problem, Reason, Strides};
+use crate::{Alignment, BiasKind, DType, IndexType, KeyLengths, Operands, Problem, Reason, Refusal, Strides};
 
 /// Longest sequence that kernels take: positions and their sums with window edges must fit 32 bits.
 pub const MAX_SEQUENCE: usize = 1 << 30;
@@ -91,10 +91,10 @@ pub fn mask_params(problem: &Problem, operands: &Operands) -> MaskParams {
 /// # Errors
 ///
 /// Where as many launches as there are counters have been captured.
-pub fn tile_counter(counters: &LaunchCounters, runtime: &Runtime, by: &str) -> Result<u64, Reason> {
+pub fn tile_counter(counters: &LaunchCounters, runtime: &Runtime, by: &str) -> Result<u64, Refusal> {
     counters.take(runtime).map(|counter| counter.address()).ok_or_else(|| {
         let feature = format!("more than {} captured launches of one plan", LaunchCounters::CAPTURED);
-        Reason::unsupported(feature, by, "make another plan of the same problem")
+        Reason::unsupported(feature, by, "make another plan of the same problem").into()
     })
 }
 

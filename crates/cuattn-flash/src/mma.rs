@@ -2,11 +2,12 @@
 
 use cuattn_core::lowering::{bias_kind, element};
 use cuattn_core::{DType, Problem, Reason};
+use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::mma::{self, Demand, Limits, Mma};
 use curt::Capabilities;
 
 use crate::Path;
-use crate::outline::{Grid, Kernel, MIN_HEAD_DIM, Rows};
+use crate::outline::{Grid, Kernel, Rows};
 
 /// Bytes of the pieces in which tiles are copied.
 const PIECE: usize = 16;

@@ -110,10 +110,6 @@ pub(crate) fn check(problem: &Problem) -> Result<(), Refusal> {
     if reasons.is_empty() { Ok(()) } else { Err(Refusal::by_engine(EngineId::Flash, reasons)) }
 }
 
-/// Smallest head size of the tensor-core paths. A head of 8 wastes half of each product, and where few keys share a row's weight the
-/// rounding of probabilities to 16 bits shows in the result.
-pub(crate) const MIN_HEAD_DIM: usize = 16;
-
 /// The rows of a head unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {

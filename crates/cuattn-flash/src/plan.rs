@@ -6,7 +6,7 @@ use cuattn_kernels::abi::FlashParams;
 use curt::{DevicePtr, Function, KernelArgs, Launch, LaunchCounters, ModuleSource, Runtime};
 
 use crate::outline::{Kernel, Outline};
-use crate::sm90::{Fault, Sm90Launch};
+use crate::sm90::Sm90Launch;
 use crate::sm90_f32::{Halves, LoadedHalves, Sm90F32Launch};
 
 /// One compiled kernel.
@@ -130,7 +130,7 @@ impl Plan for FlashPlan {
             return Ok(());
         };
         let params = self.params(&loaded.kernel, operands);
-        let enqueued = if let Some(around) = &loaded.halves {
+        if let Some(around) = &loaded.halves {
             let (runtime, function, launch) = (&self.runtime, &loaded.function, &loaded.launch);
             let launch = Sm90F32Launch { runtime, function, launch, around, workspace };
             let simt = self.params(around.fallback(), operands);
@@ -150,11 +150,8 @@ impl Plan for FlashPlan {
             let arguments = KernelArgs::new().arg(&params);
             // SAFETY: the caller vouches for the operands' memory, and `check` has compared its length with what the kernel may
             // touch; the kernel takes one `FlashParams` by value.
-            unsafe { self.runtime.launch(&loaded.function, &loaded.launch, &arguments) }.map_err(Fault::Runtime)
-        };
-        enqueued.map_err(|fault| match fault {
-            Fault::Refused(reason) => LaunchError::Refused(reason.into()),
-            Fault::Runtime(error) => LaunchError::Runtime(error),
-        })
+            unsafe { self.runtime.launch(&loaded.function, &loaded.launch, &arguments) }?;
+            Ok(())
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! The `sm90` path: who may take it, and how it is launched.
 
 use cuattn_core::lowering::{bias_kind, element, tile_counter};
-use cuattn_core::{Bias, BiasKind, DType, Operands, Problem, Reason, Shape, Strides};
+use cuattn_core::{Bias, BiasKind, DType, LaunchError, Operands, Problem, Reason, Shape, Strides};
 use cuattn_kernels::abi::{FlashParams, HopperParams, Sm90Params};
+use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::sm90::{Demand, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
 use curt::{
     Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, LaunchCounters, Runtime, Swizzle, TensorMap,
@@ -10,7 +11,7 @@ use curt::{
 };
 
 use crate::Path;
-use crate::outline::{Grid, Kernel, MIN_HEAD_DIM, Rows, edges};
+use crate::outline::{Grid, Kernel, Rows, edges};
 
 /// What a launch needs to know of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,18 +168,6 @@ pub(crate) fn fits_map(shape: Shape, bias: Bias) -> bool {
         && legal(shape.batch, bias.batch)
 }
 
-/// What goes wrong with a launch.
-pub(crate) enum Fault {
-    Refused(Reason),
-    Runtime(curt::Error),
-}
-
-impl From<curt::Error> for Fault {
-    fn from(error: curt::Error) -> Self {
-        Self::Runtime(error)
-    }
-}
-
 /// One launch of the kernel.
 pub(crate) struct Sm90Launch<'a> {
     pub(crate) runtime: &'a Runtime,
@@ -199,7 +188,7 @@ impl Sm90Launch<'_> {
         problem: &Problem,
         operands: &Operands,
         flash: FlashParams,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LaunchError> {
         let shape = problem.shape;
         let [q_dims, o_dims] =
             [shape.head_dim, shape.v_head_dim].map(|dim| [dim, shape.q_len, shape.q_heads, shape.batch]);
@@ -217,7 +206,7 @@ impl Sm90Launch<'_> {
         // The kernel of a problem without a bias does not look at its map.
         let bias = bias_map(self.runtime, problem, operands)?.unwrap_or(o);
         let steps = |stride: i64| i32::from(stride != 0);
-        let counter = tile_counter(self.counters, self.runtime, Path::Sm90.name()).map_err(Fault::Refused)?;
+        let counter = tile_counter(self.counters, self.runtime, Path::Sm90.name())?;
         let hopper = HopperParams {
             counter,
             tiles: self.geometry.tiles as i32,

@@ -1,9 +1,10 @@
 //! The `sm90_f32` path: who may take it, and the four kernels of a launch.
 
 use cuattn_core::lowering::{bias_kind, tile_counter};
-use cuattn_core::{DType, Layout, Operands, Problem, Reason, Refusal, Region, Strides, WorkspaceSize};
+use cuattn_core::{DType, LaunchError, Layout, Operands, Problem, Reason, Refusal, Region, Strides, WorkspaceSize};
 use cuattn_kernels::Source;
 use cuattn_kernels::abi::{FlashParams, HeadRange, Sm90F32Params};
+use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::sm90::GROUP_ROWS;
 use cuattn_kernels::flash::sm90_f32::{CHUNK_ROWS, MAX_HEAD_DIM, MIN_LEN, MIN_MULTIPLICATIONS, SPLIT_THREADS, Sm90F32};
 use curt::{
@@ -12,9 +13,9 @@ use curt::{
 };
 
 use crate::Path;
-use crate::outline::{Grid, Kernel, MIN_HEAD_DIM, Rows};
+use crate::outline::{Grid, Kernel, Rows};
 use crate::simt;
-use crate::sm90::{Fault, Geometry, Mapped, bias_map, fits_map};
+use crate::sm90::{Geometry, Mapped, bias_map, fits_map};
 
 /// What a launch consists of beside the kernel itself.
 #[derive(Clone, Debug)]
@@ -245,7 +246,7 @@ impl Sm90F32Launch<'_> {
         operands: &Operands,
         flash: FlashParams,
         simt: FlashParams,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LaunchError> {
         let shape = problem.shape;
         let Halves { blocks, geometry, regions, .. } = &self.around.halves;
         let [q, k, v, parts, ranges] =
@@ -271,7 +272,7 @@ impl Sm90F32Launch<'_> {
             v: v.address(),
             parts: parts.address(),
             ranges: ranges.address(),
-            counter: tile_counter(&self.around.counters, self.runtime, Path::Sm90F32.name()).map_err(Fault::Refused)?,
+            counter: tile_counter(&self.around.counters, self.runtime, Path::Sm90F32.name())?,
             tiles: geometry.tiles as i32,
             bias_head_step: problem.mask.bias.map_or(0, |bias| steps(bias.head)),
             bias_batch_step: problem.mask.bias.map_or(0, |bias| steps(bias.batch)),

@@ -9,7 +9,7 @@ use curt::{DevicePtr, Function, KernelArgs, Launch, LaunchCounters, ModuleSource
 
 use crate::outline::{Kernel, Outline, key_storage};
 use crate::params::params;
-use crate::sm90::{Fault, Sm90Launch};
+use crate::sm90::Sm90Launch;
 
 /// One compiled attention kernel.
 #[derive(Debug)]
@@ -216,10 +216,7 @@ impl VarlenPlan for PackedPlan {
                 counters,
             };
             // SAFETY: as above.
-            return unsafe { launch.enqueue(&self.problem, operands, params) }.map_err(|fault| match fault {
-                Fault::Refused(reason) => LaunchError::Refused(reason.into()),
-                Fault::Runtime(error) => LaunchError::Runtime(error),
-            });
+            return unsafe { launch.enqueue(&self.problem, operands, params) };
         }
         // SAFETY: as above; the kernel takes one `VarlenParams` by value.
         unsafe { self.runtime.launch(&loaded.function, &loaded.launch, &KernelArgs::new().arg(&params))? };

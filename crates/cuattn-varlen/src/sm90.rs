@@ -1,8 +1,9 @@
 //! The `sm90` path: who may take it, and how it is launched.
 
 use cuattn_core::lowering::{MAX_SEQUENCE, element, tile_counter};
-use cuattn_core::{DType, Reason, TokenStrides, VarlenOperands, VarlenProblem};
+use cuattn_core::{DType, LaunchError, Reason, TokenStrides, VarlenOperands, VarlenProblem};
 use cuattn_kernels::abi::{HopperParams, VarlenParams, VarlenSm90Params};
+use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::sm90::{Demand, Edges, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
 use cuattn_kernels::varlen::{self, RowBoxes};
 use curt::{
@@ -19,9 +20,6 @@ const ROW_BOXES: RowBoxes = RowBoxes::Ragged;
 /// Query rows of an average sequence below which the `mma` path is taken, whose tiles are smaller and fold the heads of a group together.
 /// At an average of 32 rows this path does 1.08 to 1.42 times as much on an H200; fewer have not been measured.
 const FEWEST_ROWS: usize = 24;
-
-/// Smallest head size, as of the dense path.
-const MIN_HEAD_DIM: usize = 16;
 
 /// What a launch needs to know of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,18 +158,6 @@ fn reasons_against(device: &Capabilities, problem: &VarlenProblem) -> Vec<Reason
     reasons
 }
 
-/// What goes wrong with a launch.
-pub(crate) enum Fault {
-    Refused(Reason),
-    Runtime(curt::Error),
-}
-
-impl From<curt::Error> for Fault {
-    fn from(error: curt::Error) -> Self {
-        Self::Runtime(error)
-    }
-}
-
 /// One launch of the kernel.
 pub(crate) struct Sm90Launch<'a> {
     pub(crate) runtime: &'a Runtime,
@@ -192,7 +178,7 @@ impl Sm90Launch<'_> {
         problem: &VarlenProblem,
         operands: &VarlenOperands,
         varlen: VarlenParams,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LaunchError> {
         let shape = problem.shape;
         let box_rows = GROUP_ROWS as u32;
         let encode = |map: TensorMapBuilder| map.build(self.runtime);
@@ -217,7 +203,7 @@ impl Sm90Launch<'_> {
         let v = keys(operands.v, problem.v, v_page, shape.v_head_dim)?;
         let o = query(operands.o, problem.o, shape.v_head_dim, L2Promotion::None)?;
         let hopper = HopperParams {
-            counter: tile_counter(self.counters, self.runtime, Path::Sm90.name()).map_err(Fault::Refused)?,
+            counter: tile_counter(self.counters, self.runtime, Path::Sm90.name())?,
             k_head_step: i32::from(problem.k.head != 0),
             v_head_step: i32::from(problem.v.head != 0),
             ..HopperParams::default()
