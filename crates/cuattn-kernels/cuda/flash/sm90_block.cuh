@@ -145,3 +145,19 @@ constexpr int BARRIER_GROUP = BARRIER_TURN + WARPGROUPS;      // + warpgroup: it
 constexpr int BARRIER_CONSUMERS = BARRIER_GROUP + WARPGROUPS; // all consumers
 constexpr int BARRIER_PARTIAL = BARRIER_CONSUMERS + 1;        // SPLIT_KEYS: the other half of a tile has been handed over
 constexpr int BARRIER_TAKEN = BARRIER_PARTIAL + 1;            // SPLIT_KEYS: and taken
+
+// The bias of the block whose K was load number `index`. There is one place for it, free as soon as the block before is scored.
+template <typename Block> DEVICE void load_bias(const Block& block, const TileRecord& record, int n, u32 index) {
+#if BIAS != BIAS_NONE
+#pragma unroll 1
+  for (int slice = 0; slice < Q_SLICES; ++slice) {
+    const u32 full = block.shared.bias_full(slice);
+    mbarrier_wait(block.shared.bias_empty(slice), parity_of<1>(index) ^ 1);
+    mbarrier_expect(full, BIAS_SLICE_BYTES);
+    UNROLL for (int panel = 0; panel < BiasTile::PANELS; ++panel)
+      tma_load(block.shared.bias + slice * BIAS_SLICE_BYTES + panel * BiasTile::PANEL_BYTES, block.maps.bias, full,
+               BoxAt{n * BLOCK_KEYS + panel * BiasTile::PANEL_KEYS, record.tile.first_row + slice * GROUP_ROWS,
+                record.tile.head * block.params.bias_head_step, record.tile.batch * block.params.bias_batch_step});
+  }
+#endif
+}

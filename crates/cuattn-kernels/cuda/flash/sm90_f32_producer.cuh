@@ -75,22 +75,6 @@ struct Loader {
                           {0, n * BLOCK_KEYS, record.tile.kv_head, record.tile.batch});
   }
 
-  // The bias of the block whose K was load number `index`. There is one place for it, free as soon as the block before is scored.
-  DEVICE void load_bias(const TileRecord& record, int n, u32 index) const {
-#if BIAS != BIAS_NONE
-#pragma unroll 1
-    for (int slice = 0; slice < Q_SLICES; ++slice) {
-      const u32 full = block.shared.bias_full(slice);
-      mbarrier_wait(block.shared.bias_empty(slice), parity_of<1>(index) ^ 1);
-      mbarrier_expect(full, BIAS_SLICE_BYTES);
-      UNROLL for (int panel = 0; panel < BiasTile::PANELS; ++panel)
-        tma_load(block.shared.bias + slice * BIAS_SLICE_BYTES + panel * BiasTile::PANEL_BYTES, block.maps.bias, full,
-                 BoxAt{n * BLOCK_KEYS + panel * BiasTile::PANEL_KEYS, record.tile.first_row + slice * GROUP_ROWS,
-                  record.tile.head * block.params.bias_head_step, record.tile.batch * block.params.bias_batch_step});
-    }
-#endif
-  }
-
   // Writes what tile `number` is into a record. False where its head is left to the simt path.
   DEVICE bool find(TileRecord& record, TileUnits& units, u32 number) const {
     const FlashParams& p = block.params.flash;
@@ -135,7 +119,7 @@ struct Loader {
         // The wait for free query slices would hold up the first K.
         if (n == end_block - 1) publish(record, true);
         else load_v(record, n + 1, keys_begun - 2);
-        load_bias(record, n, keys_begun - 1);
+        load_bias(block, record, n, keys_begun - 1);
       }
       if (!value_is_due) number = draw_tile();
     }

@@ -67,22 +67,6 @@ struct Loader {
     return __all_sync(WARP_MASK, mbarrier_has_passed(block.shared.v_empty(stage_of<KV_STAGES>(index)), parity_of<KV_STAGES>(index) ^ 1));
   }
 
-  // The bias of the block whose K was load number `index`. There is one place for it, free as soon as the block before is scored.
-  DEVICE void load_bias(const TileRecord& record, int n, u32 index) const {
-#if BIAS != BIAS_NONE
-#pragma unroll 1
-    for (int slice = 0; slice < Q_SLICES; ++slice) {
-      const u32 full = block.shared.bias_full(slice);
-      mbarrier_wait(block.shared.bias_empty(slice), parity_of<1>(index) ^ 1);
-      mbarrier_expect(full, BIAS_SLICE_BYTES);
-      UNROLL for (int panel = 0; panel < BiasTile::PANELS; ++panel)
-        tma_load(block.shared.bias + slice * BIAS_SLICE_BYTES + panel * BiasTile::PANEL_BYTES, block.maps.bias, full,
-                 BoxAt{n * BLOCK_KEYS + panel * BiasTile::PANEL_KEYS, record.tile.first_row + slice * GROUP_ROWS,
-                  record.tile.head * block.params.bias_head_step, record.tile.batch * block.params.bias_batch_step});
-    }
-#endif
-  }
-
   // Until consumers have done with all tiles so far.
   DEVICE void wait_for_consumers() const {
 #pragma unroll 1
@@ -195,7 +179,7 @@ struct Loader {
         load_k(record, n);
         if (Q_STAGES == 1 && n == end_block - 1) publish(record, true);
         if (n < end_block - 1) load_v(record, n + 1, keys_begun - 2);
-        load_bias(record, n, keys_begun - 1);
+        load_bias(block, record, n, keys_begun - 1);
       }
       if (!value_is_due && !block.second_pass.is_on) drawn = draw_tile();
     }
