@@ -41,10 +41,10 @@ fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90, Vec<Reason>
         q_len: shape.q_len,
         heads: shape.batch * shape.q_heads,
         edges: edges(problem),
+        softcap: problem.softcap.is_some(),
         multiprocessors: device.multiprocessors as usize,
     };
     let variant = Sm90 {
-        softcap: problem.softcap.is_some(),
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
         ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)

@@ -88,4 +88,15 @@ DEVICE float add_bias(float score, float bias) {
   const float sum = max_or_nan(score + bias, LOWEST_F32);
   return bias == -INFINITY_F32 ? bias : sum;
 }
+
+// The same of a bias as it lies in memory. A boolean one selects, whatever the units of the score. SETTLED: the row has a maximum above
+// HUGE_NEGATIVE, and a sum of its exponentials that is not a number will be noticed. Then an additive bias need only be added: what
+// overflows to -inf weighs as little as the lowest number, and a hidden key shows only where its score is not finite.
+template <bool SETTLED> DEVICE float biased(float score, BiasScalar bias) {
+#if BIAS == BIAS_BOOLEAN
+  return bias ? score : -INFINITY_F32;
+#else
+  return SETTLED ? score + bias_value(bias) : add_bias(score, bias_value(bias));
+#endif
+}
 #endif

@@ -140,7 +140,7 @@ pub fn variants() -> Vec<Variant> {
 
 /// The Hopper kernel in each tile of its table, and once with each option.
 fn sm90_variants(push: &mut impl FnMut(String, Source, &'static [Architecture], bool)) {
-    let few = Demand { q_len: 512, heads: 8, edges: Edges::CAUSAL, multiprocessors: 132 };
+    let few = Demand { q_len: 512, heads: 8, edges: Edges::CAUSAL, ..Demand::PLENTY };
     let short = Demand { q_len: 512, edges: Edges::CAUSAL, ..Demand::PLENTY };
     let tiny = Demand { q_len: 64, edges: Edges::CAUSAL, ..Demand::PLENTY };
     let mut push = |name: String, variant: &Sm90, boxes: RowBoxes, page_size, tuned| {

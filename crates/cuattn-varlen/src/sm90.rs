@@ -47,10 +47,10 @@ pub(crate) fn kernel(device: &Capabilities, problem: &VarlenProblem) -> Result<K
         q_len: Average::of(problem).q_len,
         heads: shape.batch.saturating_mul(shape.q_heads),
         edges: Edges { left: problem.window.left.is_some(), right: problem.causal || problem.window.right.is_some() },
+        softcap: problem.softcap.is_some(),
         multiprocessors: device.multiprocessors as usize,
     };
     let variant = ROW_BOXES.fit(Sm90 {
-        softcap: problem.softcap.is_some(),
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
         ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)

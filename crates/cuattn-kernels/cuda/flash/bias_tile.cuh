@@ -4,6 +4,7 @@
 // this one; nobody else reads them. Otherwise every element is read where it lies.
 #include "flash/fragments.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
 #include "ptx/shared.cuh"
 #include "score.cuh"
 
@@ -59,56 +60,91 @@ struct BiasTile {
   static DEVICE void load(u32, const FlashParams&, const Tile&, int) {}
 #endif
 
-#if BIAS != BIAS_NONE && (defined(BIAS_STAGED) || defined(BIAS_BY_COPY_ENGINE))
+#if BIAS == BIAS_ELEMENT && defined(BIAS_BY_COPY_ENGINE)
+  // The biases of tiles n and n + 1, for each of the lane's rows those of two keys in each: they lie as the scores do, eight rows of eight.
+  static DEVICE void read_pair(BiasScalar (&bias)[LANE_ROWS][4], u32 tile_address, int n) {
+    static_assert(SIZE == 2, "a float32 bias is BIAS_F32, whatever the problem's element type");
+    const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5 & 3) * 16 + (lane & 15);
+    u32 both[4];
+    ldmatrix_x4(both, tile_address + n / 8 * PANEL_BYTES + row * 128 + (((lane >> 4) ^ (row & 7)) << 4 ^ n % 8 * 16));
+    UNROLL for (int i = 0; i < 4; ++i) {
+      bias[i & 1][i / 2 * 2] = (BiasScalar)both[i];
+      bias[i & 1][i / 2 * 2 + 1] = (BiasScalar)(both[i] >> 16);
+    }
+  }
+#elif BIAS != BIAS_NONE && (defined(BIAS_STAGED) || defined(BIAS_BY_COPY_ENGINE))
   // The biases of keys lane_key(.., n) + {0, 1} of the lane's row r.
-  static DEVICE void read(float (&bias)[2], u32 tile_address, int r, int n) {
+  static DEVICE void read(BiasScalar (&bias)[2], u32 tile_address, int r, int n) {
     const u32 at = address(tile_address, r, n);
 #if BIAS == BIAS_F32
-    bias[0] = load_shared_f32(at);
-    bias[1] = load_shared_f32(at + 4);
+    load_shared_8(bias, at);
 #elif BIAS == BIAS_ELEMENT
     static_assert(SIZE == 2, "a float32 bias is BIAS_F32, whatever the problem's element type");
     const u32 both = load_shared_u32(at);
-    bias[0] = bias_value((u16)both);
-    bias[1] = bias_value((u16)(both >> 16));
+    bias[0] = (BiasScalar)both;
+    bias[1] = (BiasScalar)(both >> 16);
 #else
     const u16 both = load_shared_u16(at);
-    bias[0] = bias_value((u8)both);
-    bias[1] = bias_value((u8)(both >> 8));
+    bias[0] = (BiasScalar)both;
+    bias[1] = (BiasScalar)(both >> 8);
 #endif
   }
 #endif
 };
 
-// Scale, softcap, score modification and bias. Without NATURAL the scores stay plain q.k, or in units of the cap.
-template <int TILES = KEY_TILES>
-DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key,
-                          u32 bias_tile) {
-#ifdef NATURAL
+#if BIAS != BIAS_NONE
+template <int TILES, bool SETTLED>
+DEVICE void add_biases(Scores& s, const FlashParams& p, const LanePlace& place, int first_key, u32 bias_tile) {
+#if BIAS == BIAS_ELEMENT && defined(BIAS_BY_COPY_ENGINE)
+  UNROLL for (int n = 0; n < TILES; n += 2) {
+    BiasScalar bias[LANE_ROWS][4];
+    BiasTile::read_pair(bias, bias_tile, n);
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r)
+      UNROLL for (int i = 0; i < 4; ++i) {
+        float& x = s.at[0][n + i / 2][r * 2 + i % 2];
+        x = biased<SETTLED>(x, bias[r][i]);
+      }
+  }
+#else
   UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-    // Rows and keys of the tile that the sequence does not have: no bias and no user buffer may be read for them.
+#if !defined(BIAS_STAGED) && !defined(BIAS_BY_COPY_ENGINE)
     const PackedRow at = place.row(p, r);
     const bool inside = at.row < query_len(p, place.tile);
-#if BIAS != BIAS_NONE && !defined(BIAS_STAGED) && !defined(BIAS_BY_COPY_ENGINE)
     const BiasScalar* bias_at = bias_row(p.mask, place.tile.batch, at.head, inside ? at.row : 0);
     const int bias_end = inside ? min_of(p.mask.bias_keys, p.mask.kv_len) : 0;
 #endif
     UNROLL for (int n = 0; n < TILES; ++n) {
-      const int key = lane_key(first_key, n);
-#if BIAS != BIAS_NONE
-      float bias[2];
+      BiasScalar bias[2];
 #if defined(BIAS_STAGED) || defined(BIAS_BY_COPY_ENGINE)
       BiasTile::read(bias, bias_tile, r, n);
 #else
-      UNROLL for (int e = 0; e < 2; ++e) bias[e] = key + e < bias_end ? bias_value(bias_at[(key + e) * p.mask.bias_key]) : 0.f;
-#endif
+      const int key = lane_key(first_key, n);
+      UNROLL for (int e = 0; e < 2; ++e) bias[e] = key + e < bias_end ? bias_at[(key + e) * p.mask.bias_key] : BiasScalar(0);
 #endif
       UNROLL for (int e = 0; e < 2; ++e) {
         float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
-        x = finished_score(p.score, x, place.tile.batch, at.head, at.row, key + e, inside && key + e < sequence.kv_len);
-#if BIAS != BIAS_NONE
-        x = add_bias(x, bias[e]);
+        x = biased<SETTLED>(x, bias[e]);
+      }
+    }
+  }
 #endif
+}
+#endif
+
+// Scale, softcap, score modification and bias. Without NATURAL the scores stay plain q.k, or in units of the cap. SETTLED: see `biased`.
+template <int TILES = KEY_TILES, bool SETTLED = false>
+DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key,
+                          u32 bias_tile) {
+#if defined(NATURAL)
+  UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
+    // Rows and keys of the tile that the sequence does not have: no user buffer may be read for them.
+    const PackedRow at = place.row(p, r);
+    const bool inside = at.row < query_len(p, place.tile);
+    UNROLL for (int n = 0; n < TILES; ++n) {
+      const int key = lane_key(first_key, n);
+      UNROLL for (int e = 0; e < 2; ++e) {
+        float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
+        x = finished_score(p.score, x, place.tile.batch, at.head, at.row, key + e, inside && key + e < sequence.kv_len);
       }
     }
   }
@@ -119,5 +155,8 @@ DEVICE void finish_scores(Scores& s, const FlashParams& p, const Sequence& seque
         float& x = s.at[r >> 1][n][(r & 1) * 2 + e];
         x = softcapped_ratio(p.score, x);
       }
+#endif
+#if BIAS != BIAS_NONE
+  add_biases<TILES, SETTLED>(s, p, place, first_key, bias_tile);
 #endif
 }

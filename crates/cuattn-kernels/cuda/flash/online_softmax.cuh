@@ -116,10 +116,11 @@ struct SoftmaxState {
     return __all_sync(WARP_MASK, settled);
   }
 
-  // Whether what a block adds to the sums shows that a row's maximum lies far below the block's largest score.
+  // Whether what a block adds to the sums shows that a row's maximum lies far below the block's largest score, or that some score is not a
+  // number.
   static DEVICE bool is_outgrown(const float (&added)[LANE_ROWS]) {
     bool outgrown = false;
-    UNROLL for (int r = 0; r < LANE_ROWS; ++r) outgrown |= added[r] > OUTGROWN_SUM;
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) outgrown |= !(added[r] <= OUTGROWN_SUM);
     return __any_sync(WARP_MASK, outgrown);
   }
 

@@ -19,11 +19,11 @@ struct RowRepair {
     for (int d = 0; d < HEAD_DIM; ++d) dot += Element::load(q[d]) * Element::load(k[d]);
 #ifdef NATURAL
     dot = finished_score(p.score, dot, tile.batch, at.head, at.row, key);
-#if BIAS != BIAS_NONE
-    dot = add_bias(dot, bias_value(bias_row(p.mask, tile.batch, at.head, at.row)[key * p.mask.bias_key]));
-#endif
 #elif defined(SOFTCAP)
     dot = softcapped_ratio(p.score, dot);
+#endif
+#if BIAS != BIAS_NONE
+    dot = biased<false>(dot, bias_row(p.mask, tile.batch, at.head, at.row)[key * p.mask.bias_key]);
 #endif
     return dot;
   }

@@ -11,6 +11,8 @@
 #include "flash/sm90_producer.cuh"
 #include "flash/repair.cuh"
 
+constexpr bool ADDS_BIAS = BIAS == BIAS_ELEMENT || BIAS == BIAS_F32;
+
 struct Consumer {
   const Block& block;
   const int group;     // which warpgroup
@@ -75,7 +77,7 @@ struct Consumer {
     }
     float added[LANE_ROWS];
     state.template exponentiate<TILES>(s, p, added, settled);
-    if (!FIRST && SoftmaxState::is_outgrown(added)) {
+    if (!FIRST && settled && SoftmaxState::is_outgrown(added)) {
       if (!state.template raise_afterwards<TILES>(s, p, added, remember)) record.overflow = 1;
       due = true;
     }
@@ -84,12 +86,14 @@ struct Consumer {
   }
 
   // Masks, and what else a score goes through before the softmax. `at`: the block's place in the ring.
-  template <bool MASKED, int TILES = KEY_TILES> DEVICE void finish(Scores& s, const TileRecord& record, int n, u32 at) const {
+  template <bool FIRST, bool MASKED, int TILES = KEY_TILES> DEVICE void finish(Scores& s, const TileRecord& record, int n, u32 at) const {
     const LanePlace place = lane_place(record);
 #if BIAS != BIAS_NONE
     mbarrier_wait(block.shared.bias_full(slice()), parity_of<1>(at));
 #endif
-    finish_scores<TILES>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS, block.shared.bias + slice() * BIAS_SLICE_BYTES);
+    const u32 bias = block.shared.bias + slice() * BIAS_SLICE_BYTES;
+    if (ADDS_BIAS && !FIRST && settled) finish_scores<TILES, true>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS, bias);
+    else finish_scores<TILES>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS, bias);
 #if BIAS != BIAS_NONE
     __syncwarp();
     if (is_leader()) mbarrier_arrive(block.shared.bias_empty(slice()));
@@ -121,7 +125,7 @@ struct Consumer {
     wgmma_wait<1>();
     pin(flat(s));
     release_k(keys, q_stage, is_final);
-    finish<MASKED>(s, record, n, keys_at);
+    finish<false, MASKED>(s, record, n, keys_at);
     const bool due = softmax<false>(s, record);
     wgmma_wait<0>();
     pin(flat_output());
@@ -145,7 +149,7 @@ struct Consumer {
     wgmma_wait<0>();
     pin(products);
     release_k(keys, q_stage, is_final);
-    finish<MASKED, TILES>(s, record, n, place_of(n, last));
+    finish<true, MASKED, TILES>(s, record, n, place_of(n, last));
     softmax<true, TILES>(s, record);
     round_weights<TILES>(s);
   }

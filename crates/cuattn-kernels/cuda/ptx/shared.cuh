@@ -6,6 +6,9 @@ DEVICE void store_shared(u32 address, float x) { asm volatile("st.shared.f32 [%0
 DEVICE float load_shared_f32(u32 address) { float x; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory"); return x; }
 DEVICE u32 load_shared_u32(u32 address) { u32 x; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory"); return x; }
 DEVICE u16 load_shared_u16(u32 address) { u16 x; asm volatile("ld.shared.b16 %0, [%1];" : "=h"(x) : "r"(address) : "memory"); return x; }
+DEVICE void load_shared_8(float (&x)[2], u32 address) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(address) : "memory");
+}
 struct alignas(16) Chunk { u32 word[4]; };
 DEVICE Chunk load_shared_16(u32 address) {
   Chunk x;
