@@ -4,7 +4,7 @@ use cuattn_core::lowering::{bias_kind, element, tile_counter};
 use cuattn_core::{Bias, BiasKind, DType, LaunchError, Operands, Problem, Reason, Shape, Strides};
 use cuattn_kernels::abi::{FlashParams, HopperParams, Sm90Params};
 use cuattn_kernels::flash::MIN_HEAD_DIM;
-use cuattn_kernels::flash::sm90::{Demand, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
+use cuattn_kernels::flash::sm90::{Demand, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90, boxed_heads};
 use curt::{
     Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, LaunchCounters, Runtime, Swizzle, TensorMap,
     TensorMapType,
@@ -16,6 +16,7 @@ use crate::outline::{Grid, Kernel, Rows, edges};
 /// What a launch needs to know of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
+    pub(crate) pack: u32,
     pub(crate) block_keys: u32,
     pub(crate) tiles: u32,
 }
@@ -37,14 +38,17 @@ fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90, Vec<Reason>
         return Err(reasons);
     }
     let shape = problem.shape;
+    let Rows { pack, rows } = Rows::of(problem, TALL_ROWS);
     let demand = Demand {
-        q_len: shape.q_len,
-        heads: shape.batch * shape.q_heads,
+        q_len: rows,
+        kv_len: shape.kv_len,
+        heads: shape.batch * shape.q_heads / pack,
         edges: edges(problem),
         softcap: problem.softcap.is_some(),
         multiprocessors: device.multiprocessors as usize,
     };
     let variant = Sm90 {
+        pack,
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
         ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)
@@ -62,7 +66,7 @@ fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90, Vec<Reason>
 fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90) -> Result<Kernel, Vec<Reason>> {
     let shape = problem.shape;
     let block_rows = variant.tile.block_rows();
-    let rows = Rows { pack: 1, rows: shape.q_len };
+    let rows = Rows { pack: variant.pack, rows: shape.q_len * variant.pack };
     let grid = Grid::new(problem, rows, block_rows, 1).map_err(|reason| vec![reason])?;
     let tiles = grid.blocks;
     let grid =
@@ -80,7 +84,7 @@ fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90) -> Result
         threads: variant.tile.threads() as u32,
         shared_bytes: variant.shared_bytes() as u32,
         alignment: 16,
-        sm90: Some(Geometry { block_keys: variant.tile.block_keys as u32, tiles }),
+        sm90: Some(Geometry { pack: variant.pack as u32, block_keys: variant.tile.block_keys as u32, tiles }),
         halves: None,
         why: format!(
             "{} at head size {} fits Hopper's copy engine and warpgroup products",
@@ -89,6 +93,9 @@ fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90) -> Result
         details,
     })
 }
+
+/// Rows of a tile that two warpgroups make.
+const TALL_ROWS: usize = 2 * GROUP_ROWS;
 
 /// Bytes at which a stride no longer fits a tensor map.
 const MAX_STRIDE: i64 = 1 << 40;
@@ -118,10 +125,12 @@ fn reasons_against(device: &Capabilities, problem: &Problem) -> Vec<Reason> {
     if shape.kv_len == 0 {
         refuse("keys of length 0".to_owned(), "a tensor map cannot be empty; the mma path writes the zeros");
     }
-    if Rows::of(problem, 2 * GROUP_ROWS).pack > 1 {
+    let Rows { pack, rows } = Rows::of(problem, TALL_ROWS);
+    let fits_boxes = rows >= GROUP_ROWS && boxed_heads(pack) == pack && problem.mask.bias.is_none();
+    if pack > 1 && !fits_boxes {
         refuse(
             format!("{} query rows with {} heads a key head", shape.q_len, shape.group()),
-            "the mma path folds the heads of a group into its tiles",
+            "the mma path folds the heads of a group into its tiles, whatever they are",
         );
     }
     for (what, strides, is_output) in
@@ -195,14 +204,22 @@ impl Sm90Launch<'_> {
         let [k_dims, v_dims] =
             [shape.head_dim, shape.v_head_dim].map(|dim| [dim, shape.kv_len, shape.kv_heads, shape.batch]);
         let element = if problem.dtype == DType::F16 { TensorMapType::F16 } else { TensorMapType::Bf16 };
-        let map = |memory: DevicePtr, strides: Strides, dims: [usize; 4], rows: u32, promotion: L2Promotion| {
-            Mapped { element, memory, strides, dims, rows, promotion }.encode(self.runtime)
+        let Geometry { pack, block_keys, .. } = self.geometry;
+        let map = |memory: DevicePtr, strides: Strides, dims: [usize; 4], rows: u32, promotion: L2Promotion| Mapped {
+            element,
+            memory,
+            strides,
+            dims,
+            rows,
+            promotion,
         };
         let group_rows = GROUP_ROWS as u32;
-        let q = map(operands.q, problem.q, q_dims, group_rows, L2Promotion::Bytes128)?;
-        let k = map(operands.k, problem.k, k_dims, self.geometry.block_keys, L2Promotion::Bytes256)?;
-        let v = map(operands.v, problem.v, v_dims, self.geometry.block_keys, L2Promotion::Bytes256)?;
-        let o = map(operands.o, problem.o, o_dims, group_rows, L2Promotion::None)?;
+        let q = map(operands.q, problem.q, q_dims, group_rows, L2Promotion::Bytes128);
+        let k = map(operands.k, problem.k, k_dims, block_keys, L2Promotion::Bytes256);
+        let v = map(operands.v, problem.v, v_dims, block_keys, L2Promotion::Bytes256);
+        let o = map(operands.o, problem.o, o_dims, group_rows, L2Promotion::None);
+        let (q, o) = (q.encode_heads_first(self.runtime, pack)?, o.encode_heads_first(self.runtime, pack)?);
+        let (k, v) = (k.encode(self.runtime)?, v.encode(self.runtime)?);
         // The kernel of a problem without a bias does not look at its map.
         let bias = bias_map(self.runtime, problem, operands)?.unwrap_or(o);
         let steps = |stride: i64| i32::from(stride != 0);
@@ -260,15 +277,43 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     pub(crate) fn encode(&self, runtime: &Runtime) -> Result<TensorMap, curt::Error> {
-        let Self { element, memory, strides, dims: [dim, len, heads, batch], rows, promotion } = *self;
+        let [len, heads, batch] = self.dimensions();
+        self.encode_dimensions(runtime, [(len, self.rows), (heads, 1), (batch, 1)])
+    }
+
+    /// The same with boxes of as many rows, `pack` heads of each, and those innermost.
+    fn encode_heads_first(&self, runtime: &Runtime, pack: u32) -> Result<TensorMap, curt::Error> {
+        let [len, heads, batch] = self.dimensions();
+        self.encode_dimensions(runtime, [(heads, pack), (len, self.rows / pack), (batch, 1)])
+    }
+
+    /// Extents and strides in bytes of the rows, the heads and the batch.
+    fn dimensions(&self) -> [(u64, u64); 3] {
+        let Self { element, strides, dims: [_, len, heads, batch], .. } = *self;
         let size = element.size() as u64;
         // The stride of a dimension of extent 1 is never used, but must be legal.
         let legal = |extent: usize, stride: i64| if extent > 1 && stride > 0 { stride as u64 * size } else { 16 };
         let extent = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent as u64 };
+        [
+            (len as u64, legal(len, strides.row)),
+            (extent(heads, strides.head), legal(heads, strides.head)),
+            (extent(batch, strides.batch), legal(batch, strides.batch)),
+        ]
+    }
+
+    /// With these dimensions around a head's elements, each with a side of the box.
+    fn encode_dimensions(
+        &self,
+        runtime: &Runtime,
+        dimensions: [((u64, u64), u32); 3],
+    ) -> Result<TensorMap, curt::Error> {
+        let Self { element, memory, dims: [dim, ..], promotion, .. } = *self;
+        let [(a, _), (b, _), (c, _)] = dimensions;
+        let [side_a, side_b, side_c] = dimensions.map(|(_, side)| side);
         TensorMap::builder(element, memory)
-            .dims(&[dim as u64, len as u64, extent(heads, strides.head), extent(batch, strides.batch)])
-            .strides(&[legal(len, strides.row), legal(heads, strides.head), legal(batch, strides.batch)])
-            .box_dims(&[(PANEL_BYTES / element.size()) as u32, rows, 1, 1])
+            .dims(&[dim as u64, a.0, b.0, c.0])
+            .strides(&[a.1, b.1, c.1])
+            .box_dims(&[(PANEL_BYTES / element.size()) as u32, side_a, side_b, side_c])
             .swizzle(Swizzle::Bytes128)
             .l2_promotion(promotion)
             .build(runtime)

@@ -125,7 +125,7 @@ fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90F32) -> Res
             split: variant.split(),
             blocks,
             fallback: simt::fallback(device, problem)?,
-            geometry: Geometry { block_keys: variant.tile.block_keys as u32, tiles },
+            geometry: Geometry { pack: 1, block_keys: variant.tile.block_keys as u32, tiles },
             regions,
             workspace,
         })),

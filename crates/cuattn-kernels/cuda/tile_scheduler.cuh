@@ -24,10 +24,10 @@ struct Tile {
 #endif
 };
 
-// Query heads folded into the rows of a tile. UNPACKED kernels know that it is one, and save the divisions.
+// Query heads folded into the rows of a tile. Kernels that know it (PACK, a power of two) save the divisions.
 DEVICE int pack_of(const FlashParams& p) {
-#ifdef UNPACKED
-  return 1;
+#ifdef PACK
+  return PACK;
 #else
   return p.pack;
 #endif
@@ -77,6 +77,6 @@ struct PackedRow {
 
 DEVICE PackedRow unpack_row(const FlashParams& p, const Tile& tile, int packed_row) {
   if (pack_of(p) == 1) return {packed_row, tile.head};
-  const int row = packed_row / p.pack;
-  return {row, tile.head + packed_row - row * p.pack};
+  const int pack = pack_of(p), row = packed_row / pack;
+  return {row, tile.head + packed_row - row * pack};
 }

@@ -165,6 +165,11 @@ fn sm90_variants(push: &mut impl FnMut(String, Source, &'static [Architecture], 
         push(format!("bf16 d{d}/{dv}{of} paged"), &variant, RowBoxes::Ragged, Some(16), true);
         push(format!("bf16 d{d}/{dv}{of} plain maps"), &variant, RowBoxes::Plain, None, true);
     }
+    for (d, pack) in [(64, 8), (128, 4)] {
+        let variant = Sm90 { pack, ..Sm90::plain(Element::Bf16, d, d, tiny) };
+        push(format!("bf16 d{d} few rows of {pack} heads"), &variant, RowBoxes::Ragged, None, true);
+        push(format!("bf16 d{d} few rows of {pack} heads, plain maps"), &variant, RowBoxes::Plain, None, true);
+    }
     for d in [64, 128, 256] {
         let softcap = Sm90 { softcap: true, ..Sm90::plain(Element::F16, d, d, Demand::PLENTY) };
         push(format!("f16 d{d} softcap"), &softcap, RowBoxes::Ragged, None, true);

@@ -158,9 +158,13 @@ impl Grid {
     pub(crate) fn new(problem: &VarlenProblem, block_rows: usize, splits: usize) -> Result<Self, Reason> {
         let shape = problem.shape;
         let pack = packed_heads(Average::of(problem).q_len, shape.group(), block_rows);
-        let fits = |rows: usize| rows <= i32::MAX as usize - block_rows;
-        let pack = if shape.total_q.checked_mul(pack).is_some_and(fits) { pack } else { 1 };
-        Self::packed(problem, pack, block_rows, splits)
+        Self::packed(problem, Self::pack_that_fits(problem, pack), block_rows, splits)
+    }
+
+    /// `pack` query heads in the rows of a tile, or one where rows could not be counted.
+    pub(crate) fn pack_that_fits(problem: &VarlenProblem, pack: usize) -> usize {
+        let fits = |rows: usize| rows <= i32::MAX as usize / 2;
+        if problem.shape.total_q.checked_mul(pack).is_some_and(fits) { pack } else { 1 }
     }
 
     /// The same with `pack` query heads in the rows of a tile.

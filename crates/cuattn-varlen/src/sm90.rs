@@ -4,7 +4,8 @@ use cuattn_core::lowering::{MAX_SEQUENCE, element, tile_counter};
 use cuattn_core::{DType, LaunchError, Reason, TokenStrides, VarlenOperands, VarlenProblem};
 use cuattn_kernels::abi::{HopperParams, VarlenParams, VarlenSm90Params};
 use cuattn_kernels::flash::MIN_HEAD_DIM;
-use cuattn_kernels::flash::sm90::{Demand, Edges, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90};
+use cuattn_kernels::flash::packed_heads;
+use cuattn_kernels::flash::sm90::{Demand, Edges, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90, boxed_heads};
 use cuattn_kernels::varlen::{self, RowBoxes};
 use curt::{
     Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, LaunchCounters, Runtime, Swizzle, TensorMap,
@@ -24,6 +25,8 @@ const FEWEST_ROWS: usize = 24;
 /// What a launch needs to know of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
+    /// Query heads folded into the rows of a tile.
+    pub(crate) pack: usize,
     /// Keys of a box.
     pub(crate) box_keys: u32,
 }
@@ -43,14 +46,18 @@ pub(crate) fn kernel(device: &Capabilities, problem: &VarlenProblem) -> Result<K
     let mut reasons = reasons_against(device, problem);
     let shape = problem.shape;
     let page_size = problem.paging.map(|paging| paging.paging.page_size);
+    let average = Average::of(problem);
+    let pack = Grid::pack_that_fits(problem, packed_heads(average.q_len, boxed_heads(shape.group()), 2 * GROUP_ROWS));
     let demand = Demand {
-        q_len: Average::of(problem).q_len,
-        heads: shape.batch.saturating_mul(shape.q_heads),
+        q_len: average.q_len * pack,
+        kv_len: average.kv_len,
+        heads: shape.batch.saturating_mul(shape.q_heads / pack),
         edges: Edges { left: problem.window.left.is_some(), right: problem.causal || problem.window.right.is_some() },
         softcap: problem.softcap.is_some(),
         multiprocessors: device.multiprocessors as usize,
     };
     let variant = ROW_BOXES.fit(Sm90 {
+        pack,
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
         ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)
@@ -63,7 +70,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &VarlenProblem) -> Result<K
         reasons.push(Reason::unsupported(feature, Path::Sm90.name(), instead));
     }
     let block_rows = variant.tile.block_rows();
-    let (grid, box_keys) = match (Grid::packed(problem, 1, block_rows, 1), box_keys) {
+    let (grid, box_keys) = match (Grid::packed(problem, pack, block_rows, 1), box_keys) {
         (Ok(grid), Some(box_keys)) if reasons.is_empty() => (grid, box_keys as u32),
         (grid, _) => {
             reasons.extend(grid.err());
@@ -90,7 +97,7 @@ pub(crate) fn kernel(device: &Capabilities, problem: &VarlenProblem) -> Result<K
         shared_bytes: variant.shared_bytes() as u32,
         alignment: 16,
         list: None,
-        sm90: Some(Geometry { box_keys }),
+        sm90: Some(Geometry { pack, box_keys }),
         why: format!(
             "{} at head size {} fits Hopper's copy engine and warpgroup products",
             problem.dtype, shape.head_dim
@@ -180,11 +187,12 @@ impl Sm90Launch<'_> {
         varlen: VarlenParams,
     ) -> Result<(), LaunchError> {
         let shape = problem.shape;
-        let box_rows = GROUP_ROWS as u32;
+        let pack = self.geometry.pack;
+        let box_sides = [pack as u32, (GROUP_ROWS / pack) as u32];
         let encode = |map: TensorMapBuilder| map.build(self.runtime);
         let query = |memory: DevicePtr, strides: TokenStrides, dim: usize, promotion: L2Promotion| {
-            let dims = [dim, shape.total_q, shape.q_heads];
-            encode(token_map(problem.dtype, memory, strides, dims, box_rows).l2_promotion(promotion))
+            let dims = [dim, shape.q_heads, shape.total_q];
+            encode(token_map(problem.dtype, memory, strides, dims, box_sides).l2_promotion(promotion))
         };
         let keys = |memory: DevicePtr, strides: TokenStrides, page: Option<i64>, dim: usize| {
             let box_keys = self.geometry.box_keys;
@@ -193,7 +201,7 @@ impl Sm90Launch<'_> {
                     let dims = [dim, paging.paging.page_size, shape.kv_heads, paging.paging.pages];
                     page_map(problem.dtype, memory, strides, page, dims, box_keys)
                 }
-                _ => token_map(problem.dtype, memory, strides, [dim, shape.total_kv, shape.kv_heads], box_keys),
+                _ => token_map(problem.dtype, memory, strides, [dim, shape.kv_heads, shape.total_kv], [1, box_keys]),
             };
             encode(map.l2_promotion(L2Promotion::Bytes256))
         };
@@ -216,27 +224,27 @@ impl Sm90Launch<'_> {
     }
 }
 
-/// Tokens of packed sequences, `dims` being the elements of a head, the tokens and the heads, in boxes of `rows` tokens.
+/// Tokens of packed sequences, `dims` being the elements of a head, the heads and the tokens, in boxes of some heads of some tokens.
 fn token_map(
     dtype: DType,
     memory: DevicePtr,
     strides: TokenStrides,
-    [dim, tokens, heads]: [usize; 3],
-    rows: u32,
+    [dim, heads, tokens]: [usize; 3],
+    [box_heads, box_tokens]: [u32; 2],
 ) -> TensorMapBuilder {
     let (heads, head_stride) = dimension(heads, strides.head);
     let (tokens, token_stride) = dimension(tokens, strides.token);
     let map = map(dtype, memory);
     match ROW_BOXES {
         RowBoxes::Ragged => map
-            .dims(&[dim as u64, tokens, heads])
-            .strides(&[token_stride, head_stride])
-            .box_dims(&[PANEL as u32, rows, 1])
+            .dims(&[dim as u64, heads, tokens])
+            .strides(&[head_stride, token_stride])
+            .box_dims(&[PANEL as u32, box_heads, box_tokens])
             .ragged(),
         RowBoxes::Plain => map
-            .dims(&[dim as u64, tokens, heads, 1])
-            .strides(&[token_stride, head_stride, UNUSED_STRIDE])
-            .box_dims(&[PANEL as u32, rows, 1, 1]),
+            .dims(&[dim as u64, heads, tokens, 1])
+            .strides(&[head_stride, token_stride, UNUSED_STRIDE])
+            .box_dims(&[PANEL as u32, box_heads, box_tokens, 1]),
     }
 }
 
@@ -304,8 +312,10 @@ mod tests {
         let memory = DevicePtr::new(0x1000, 1 << 40);
         for heads in [1, 4] {
             for strides in [TokenStrides { token: 520, head: 128 }, TokenStrides { token: 520, head: 0 }] {
-                token_map(DType::F16, memory, strides, [128, 8192, heads], 64).validate().unwrap();
-                token_map(DType::F16, memory, strides, [128, 1, heads], 64).validate().unwrap();
+                for sides in [[1, 64], [4, 16], [64, 1]] {
+                    token_map(DType::F16, memory, strides, [128, heads, 8192], sides).validate().unwrap();
+                    token_map(DType::F16, memory, strides, [128, heads, 1], sides).validate().unwrap();
+                }
                 page_map(DType::Bf16, memory, strides, 16 * 520, [128, 16, heads, 70], 16).validate().unwrap();
                 page_map(DType::Bf16, memory, strides, 0, [128, 256, heads, 1], 128).validate().unwrap();
             }

@@ -383,7 +383,7 @@ impl TensorMapBuilder {
         self
     }
 
-    /// Makes the map one of many sequences of rows, one after another in dimension 1, each of which ends for the copy engine where it
+    /// Makes the map one of many sequences of rows, one after another in the last dimension, each of which ends for the copy engine where it
     /// ends in truth: boxes that reach beyond are filled up, or not written there, as at the end of a tensor. Where sequences lie
     /// is told with each copy, so lengths may be known to the device alone.
     ///
@@ -392,7 +392,7 @@ impl TensorMapBuilder {
     ///
     /// | dimension | coordinate |
     /// |---|---|
-    /// | 1, of [`RAGGED_ROWS`] rows | `RAGGED_ROWS - len + row`: the sequence ends where the map does |
+    /// | the tensor's last, of [`RAGGED_ROWS`] rows | `RAGGED_ROWS - len + row`: the sequence ends where the map does |
     /// | the one before the last, with the stride of a row | `first + len` |
     /// | the last, with a stride of 2^35 bytes less a row | `RAGGED_ROWS`: minus that many rows, as addresses count modulo 2^64 |
     ///
@@ -407,7 +407,7 @@ impl TensorMapBuilder {
     /// As the driver is told: dimensions, strides and box sides, with those that a ragged map has besides.
     fn encoded(&self) -> (Vec<u64>, Vec<u64>, Vec<u32>) {
         let (mut dims, mut strides, mut sides) = (self.dims.clone(), self.strides.clone(), self.box_dims.clone());
-        if let (true, Some(rows), Some(&row)) = (self.ragged, dims.get_mut(1), self.strides.first()) {
+        if let (true, Some(rows), Some(&row)) = (self.ragged, dims.last_mut(), self.strides.last()) {
             *rows = RAGGED_ROWS;
             dims.extend([RAGGED_EXTENT; 2]);
             strides.extend([row, RAGGED_WRAP.wrapping_sub(row)]);
@@ -455,7 +455,7 @@ impl TensorMapBuilder {
             if !(2..=MAX_RANK - 2).contains(&self.dims.len()) {
                 broken.push(Broken::RaggedRank { rank: self.dims.len() });
             }
-            if let Some(&rows) = self.dims.get(1).filter(|&&rows| rows > RAGGED_ROWS) {
+            if let Some(&rows) = self.dims.last().filter(|&&rows| rows > RAGGED_ROWS) {
                 broken.push(Broken::RaggedRows { rows });
             }
         }

@@ -1,6 +1,6 @@
 // Fused attention on Hopper: TMA loads, wgmma products, warpgroups of different roles, persistent blocks. sm_90a only.
 //
-// Constants: ELEMENT, HEAD_DIM, V_HEAD_DIM (multiples of 8), WARPGROUPS, BLOCK_KEYS, Q_STAGES, KV_STAGES, CONSUMER_REGISTERS,
+// Constants: ELEMENT, HEAD_DIM, V_HEAD_DIM (multiples of 8), PACK, WARPGROUPS, BLOCK_KEYS, Q_STAGES, KV_STAGES, CONSUMER_REGISTERS,
 // PRODUCER_REGISTERS, BLOCKS_PER_SM, BIAS, LEFT_EDGE and RIGHT_EDGE (whether what a row sees begins or ends at a key that moves with the
 // row); options: PING_PONG, HALF_FIRST, RESCALE_BEFORE, DIRECT_STORE, SOFTCAP, SCORE_MOD, NATURAL.
 #include "numeric.cuh"

@@ -6,7 +6,6 @@
 // boundary of a tile, so the loads of the next one run under the end of this one.
 #define ROW_TILES 1
 #define WARPS (4 * WARPGROUPS)
-#define UNPACKED
 #define BIAS_BY_COPY_ENGINE
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
@@ -26,6 +25,7 @@ constexpr int PLANES = 1;
 #endif
 constexpr int QK_PANELS = ceil_div(HEAD_DIM, PANEL), V_PANELS = ceil_div(V_HEAD_DIM, PANEL);
 constexpr int GROUP_ROWS = 64;
+static_assert(GROUP_ROWS % PACK == 0, "a box of queries holds whole rows of all heads of a unit");
 #ifdef SPLIT_KEYS
 constexpr int Q_SLICES = 1, KEY_STRIDE = WARPGROUPS;
 #else

@@ -24,14 +24,15 @@ DEVICE void sync_loads() {
 }
 DEVICE u32 from_leader(u32 x) { return LOADER_LANES > 1 ? __shfl_sync(WARP_MASK, x, 0) : x; }
 
-// GROUP_ROWS rows of q or o from row `row` of the tile's sequence on.
-DEVICE auto query_box(const Tile& tile, int column, int row) {
+// GROUP_ROWS packed rows of q or o from packed row `packed_row` of the tile's unit on: their map has heads before rows.
+DEVICE auto query_box(const Tile& tile, int column, int packed_row) {
+  const int row = packed_row / PACK;
 #if defined(RAGGED_MAPS)
   return RaggedBoxAt::of(column, row, tile.head, tile.packed.q_first, tile.packed.q_len);
 #elif defined(VARLEN)
-  return BoxAt{column, tile.packed.q_first + row, tile.head, 0};
+  return BoxAt{column, tile.head, tile.packed.q_first + row, 0};
 #else
-  return BoxAt{column, row, tile.head, tile.batch};
+  return BoxAt{column, tile.head, row, tile.batch};
 #endif
 }
 
@@ -80,7 +81,7 @@ struct KeyBoxes {
 #if defined(RAGGED_MAPS)
       const auto at = RaggedBoxAt::of(panel * PANEL, first_key, tile.kv_head * steps.head, tile.packed.kv_first, tile.packed.kv_len);
 #elif defined(VARLEN)
-      const BoxAt at{panel * PANEL, tile.packed.kv_first + first_key, tile.kv_head * steps.head, 0};
+      const BoxAt at{panel * PANEL, tile.kv_head * steps.head, tile.packed.kv_first + first_key, 0};
 #else
       const BoxAt at{panel * PANEL, first_key, tile.kv_head * steps.head, tile.batch * steps.batch};
 #endif

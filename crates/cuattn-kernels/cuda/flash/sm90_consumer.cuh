@@ -306,17 +306,18 @@ struct Consumer {
   // The same straight to memory: four lanes hold a row's pairs of columns, and exchange them until each has 16 bytes in a row.
   template <bool EMPTY> DEVICE void write_output(const RowResult& result, const TileRecord& record) const {
     const FlashParams& p = block.params.flash;
-    const int lane = threadIdx.x & 31, quad = lane & 3;
+    const int quad = threadIdx.x & 3;
+    const LanePlace place = lane_place(record);
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-      const int row = record.tile.first_row + slice() * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2) + r * 8;
-      Scalar* out = static_cast<Scalar*>(p.o) + query_base(p.o_strides, record.tile) + record.tile.head * p.o_strides.head + row * p.o_strides.row;
+      const PackedRow at = place.row(p, r);
+      Scalar* out = static_cast<Scalar*>(p.o) + query_base(p.o_strides, record.tile) + at.head * p.o_strides.head + at.row * p.o_strides.row;
       UNROLL for (int first = 0; first < V_TILES; first += 4) {
         Chunk chunk;
         UNROLL for (int i = 0; i < 4; ++i)
           chunk.word[i] = first + i < V_TILES ? rounded<EMPTY>(o.at[0][first + i][r * 2], o.at[0][first + i][r * 2 + 1], result.factor[r]) : 0;
         transpose_in_quad(chunk, quad);
         const int column = (first + quad) * 8;
-        if (row < record.sequence.q_len && column < V_HEAD_DIM) *reinterpret_cast<Chunk*>(out + column) = chunk;
+        if (at.row < record.sequence.q_len && column < V_HEAD_DIM) *reinterpret_cast<Chunk*>(out + column) = chunk;
       }
     }
   }
@@ -339,9 +340,10 @@ struct Consumer {
   DEVICE void write_log_sum_exp(const RowResult& result, const TileRecord& record) const {
     const FlashParams& p = block.params.flash;
     if (p.log_sum_exp == nullptr || (threadIdx.x & 3) != 0) return;
+    const LanePlace place = lane_place(record);
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
-      const int row = record.tile.first_row + slice() * GROUP_ROWS + ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2) + r * 8;
-      if (row < record.sequence.q_len) p.log_sum_exp[log_sum_exp_at(p, record.tile, {row, record.tile.head})] = result.log_sum_exp[r];
+      const PackedRow at = place.row(p, r);
+      if (at.row < record.sequence.q_len) p.log_sum_exp[log_sum_exp_at(p, record.tile, at)] = result.log_sum_exp[r];
     }
   }
 

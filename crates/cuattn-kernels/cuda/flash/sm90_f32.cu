@@ -6,7 +6,7 @@
 #define WARPS (4 * WARPGROUPS)
 #define Q_STAGES 1
 #define HALVES
-#define UNPACKED
+#define PACK 1
 #define BIAS_BY_COPY_ENGINE
 #define DIRECT_STORE
 #define EXACT_MAXIMUM

@@ -35,7 +35,7 @@ struct Loader {
     for (int plane = 0; plane < PLANES; ++plane)
       UNROLL for (int panel = 0; panel < PANELS; ++panel)
         tma_load(to + (plane * PANELS + panel) * panel_bytes, map, full,
-                 BoxAt{panel * PANEL, at.row, at.head, at.batch + plane * block.params.flash.batch});
+                 BoxAt{panel * PANEL, at.y, at.z, at.w + plane * block.params.flash.batch});
   }
 
   // Makes the record of a tile, and its queries, the consumers' next ones.

@@ -93,9 +93,9 @@ struct Loader {
       record.tile = tile;
       const Sequence sequence = load_sequence(p, record.tile);
       record.sequence = sequence;
-      const int first_row = record.tile.first_row;
-      record.first_block = visible_keys(sequence, first_row).begin / BLOCK_KEYS;
-      record.end_block = ceil_div(visible_keys(sequence, min_of(first_row + TILE_ROWS, sequence.q_len) - 1).end, BLOCK_KEYS);
+      const int first_row = record.tile.first_row, end_row = min_of(first_row + TILE_ROWS, sequence.q_len * PACK);
+      record.first_block = visible_keys(sequence, first_row / PACK).begin / BLOCK_KEYS;
+      record.end_block = ceil_div(visible_keys(sequence, (end_row - 1) / PACK).end, BLOCK_KEYS);
     }
     sync_loads();
     return true;

@@ -50,7 +50,7 @@ struct TileSource {
     const FlashParams& p = params.flash;
     const WorkItem* const item = item_at(p, divide(number, p.order.units));
     if (item == nullptr) return false;
-    if ((threadIdx.x & 31) == 0) *count = item->items * p.q_heads;
+    if ((threadIdx.x & 31) == 0) *count = item->items * p.order.units.value;
     tile = tile_of(p, *item, number, TILE_ROWS);
     return true;
   }

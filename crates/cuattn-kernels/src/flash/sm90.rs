@@ -125,9 +125,11 @@ impl Edges {
 /// What is to be computed and on what, as far as the choice of a tile depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// Query rows of a head.
+    /// Query rows of the heads that are folded together.
     pub q_len: usize,
-    /// Query heads of all sequences.
+    /// Keys.
+    pub kv_len: usize,
+    /// Query heads of all sequences, those that are folded together counted once.
     pub heads: usize,
     /// Where rows see different keys.
     pub edges: Edges,
@@ -140,6 +142,7 @@ pub struct Demand {
 impl Demand {
     /// Enough of everything: the tile for long sequences.
     pub const PLENTY: Self = Self {
+        kv_len: 1 << 20,
         q_len: 1 << 20,
         heads: 1024,
         edges: Edges { left: false, right: false },
@@ -151,6 +154,12 @@ impl Demand {
     const fn fills(&self, rows: usize) -> bool {
         self.q_len.div_ceil(rows) * self.heads > self.multiprocessors
     }
+}
+
+/// Query heads that a box of [`GROUP_ROWS`] rows can hold of each row: the largest power of two in the group.
+pub const fn boxed_heads(group: usize) -> usize {
+    let power = 1 << group.trailing_zeros();
+    if power < GROUP_ROWS { power } else { GROUP_ROWS }
 }
 
 /// One row of the tile table: for head sizes up to these, where `suits` holds.
@@ -188,17 +197,17 @@ fn few_tiles(demand: &Demand) -> bool {
     !demand.fills(128) && (demand.edges.any() || !demand.fills(GROUP_ROWS))
 }
 
-/// Where a tile of 128 rows would stand half empty.
-const fn few_rows(demand: &Demand) -> bool {
-    demand.q_len <= FEW_ROWS
+/// Where a tile of 128 rows would stand half empty, or a block of 128 keys.
+const fn is_short(demand: &Demand) -> bool {
+    demand.q_len <= SHORT || demand.kv_len <= SHORT
 }
 
 const fn always(_: &Demand) -> bool {
     true
 }
 
-/// Rows of an average sequence up to which tiles of one warpgroup are taken.
-const FEW_ROWS: usize = 96;
+/// Rows or keys of an average sequence up to which tiles of one warpgroup are taken.
+const SHORT: usize = 96;
 
 /// The first row that holds the head sizes and suits is taken.
 ///
@@ -207,8 +216,8 @@ const FEW_ROWS: usize = 96;
 const TILES: &[TileChoice] = &[
     TileChoice { head_dim: 64, v_head_dim: 64, suits: few_tiles, tile: split(128) },
     TileChoice { head_dim: 128, v_head_dim: 128, suits: few_tiles, tile: split(64) },
-    TileChoice { head_dim: 64, v_head_dim: 64, suits: few_rows, tile: short(64, 3) },
-    TileChoice { head_dim: 128, v_head_dim: 128, suits: few_rows, tile: short(64, 2) },
+    TileChoice { head_dim: 64, v_head_dim: 64, suits: is_short, tile: short(64, 3) },
+    TileChoice { head_dim: 128, v_head_dim: 128, suits: is_short, tile: short(64, 2) },
     TileChoice {
         head_dim: 64,
         v_head_dim: 64,
@@ -289,6 +298,8 @@ pub struct Sm90 {
     pub head_dim: usize,
     /// A multiple of 8, at most [`MAX_HEAD_DIM`].
     pub v_head_dim: usize,
+    /// Query heads folded into the rows of a tile: see [`boxed_heads`].
+    pub pack: usize,
     /// How a block divides its work.
     pub tile: Tile,
     /// Which ends of what a row sees move with the row.
@@ -316,6 +327,7 @@ impl Sm90 {
             element,
             head_dim,
             v_head_dim,
+            pack: 1,
             tile,
             edges: demand.edges,
             bias: BiasKind::None,
@@ -412,6 +424,7 @@ impl Sm90 {
             .define("ELEMENT", self.element as u32)
             .define("HEAD_DIM", self.head_dim)
             .define("V_HEAD_DIM", self.v_head_dim)
+            .define("PACK", self.pack)
             .define("WARPGROUPS", self.tile.warpgroups)
             .define("BLOCK_KEYS", self.tile.block_keys)
             .define("Q_STAGES", self.tile.q_stages)
@@ -463,6 +476,11 @@ pub fn variants() -> Vec<Variant> {
         }
     }
     let few = Demand { q_len: 512, ..Demand::PLENTY };
+    for (d, pack) in [(64, 8), (128, 4)] {
+        let variant =
+            Sm90 { pack, ..Sm90::plain(Element::Bf16, d, d, Demand { edges: Edges::CAUSAL, ..Demand::PLENTY }) };
+        push(format!("bf16 d{d} {pack} heads"), variant, true);
+    }
     for d in [64, 128] {
         let rows = Demand { q_len: 64, edges: Edges::CAUSAL, ..few };
         push(format!("bf16 d{d} few rows"), Sm90::plain(Element::Bf16, d, d, rows), true);

@@ -159,17 +159,17 @@ fn a_ragged_map_ends_with_each_sequence() {
     for (tokens, row) in [(5000, heads * dim * 2), (1 << 20, 3 * heads * dim * 2 + 16), (70, 16)] {
         let base = 0x7f12_3456_7890;
         let map = TensorMap::builder(TensorMapType::Bf16, DevicePtr::new(base, 1 << 40))
-            .dims(&[dim, tokens, heads])
-            .strides(&[row, dim * 2])
-            .box_dims(&[64, 64, 1])
+            .dims(&[dim, heads, tokens])
+            .strides(&[dim * 2, row])
+            .box_dims(&[64, 1, 64])
             .swizzle(Swizzle::Bytes128)
             .ragged();
         map.validate().unwrap();
         let (dims, strides, sides) = map.encoded();
-        assert_eq!((dims.len(), strides.len(), sides.as_slice()), (5, 4, [64, 64, 1, 1, 1].as_slice()));
+        assert_eq!((dims.len(), strides.len(), sides.as_slice()), (5, 4, [64, 1, 64, 1, 1].as_slice()));
         for (first, len) in [(0, 1), (0, tokens), (tokens - 1, 1), (17, 33), (tokens / 2, tokens / 3)] {
             for offset in [0, 1, 31, 64] {
-                let at = |offset: u64| [8, RAGGED_ROWS - len + offset, 5, first + len, RAGGED_ROWS];
+                let at = |offset: u64| [8, 5, RAGGED_ROWS - len + offset, first + len, RAGGED_ROWS];
                 assert_eq!(address_of(&map, &at(offset)), base + 8 * 2 + (first + offset) * row + 5 * dim * 2);
                 // Exactly the rows of the sequence are inside, and every other coordinate is.
                 let inside = at(offset).iter().zip(&dims).all(|(at, dim)| at < dim);
