@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
 use cuattn_tests::report::Report;
 use cuattn_tests::runner::{self, Selection};
 use cuattn_tests::sanitize::{self, Tool};
-use cuattn_tests::side_by_side::{run_suites, side_by_side};
+use cuattn_tests::side_by_side::{default_jobs, run_suites, side_by_side};
 use cuattn_tests::suites;
 
 /// Runs the GPU parity suites. Exits with 0 only if something ran and all of it passed.
@@ -43,12 +43,15 @@ struct RunArgs {
     /// Seed of all random inputs; from the clock without it
     #[arg(long)]
     seed: Option<u64>,
-    /// Suites side by side, each in a process of its own
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    /// Cases side by side, each in a process of its own; 1 for all in one process
+    #[arg(long, value_name = "N", default_value_t = default_jobs())]
     jobs: usize,
     /// One of those processes: neither says what the device is nor sums up
     #[arg(long, hide = true)]
     part: bool,
+    /// Only cases of these very names
+    #[arg(long, value_name = "CASE", hide = true)]
+    exact: Vec<String>,
     /// Lists suites and cases, and runs nothing
     #[arg(long)]
     list: bool,
@@ -107,7 +110,14 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
     let seed = args.seed.unwrap_or_else(|| {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
     });
-    let selection = Selection { suites: args.suites, case: args.case, reduced: args.reduced, seed, is_part: args.part };
+    let selection = Selection {
+        suites: args.suites,
+        case: args.case,
+        exact: args.exact,
+        reduced: args.reduced,
+        seed,
+        is_part: args.part,
+    };
     if args.list {
         for selected in selection.pick(&suites)? {
             for case in selected.cases {
@@ -116,9 +126,11 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
         }
         return Ok(true);
     }
-    // After each suite: a run that is cut short keeps what it has.
+    let begun = Instant::now();
+    // After each suite or part of one: a run that is cut short keeps what it has.
     let keep = |report: &Report| args.report.as_deref().map_or(Ok(()), |path| report.write(path));
-    let report = if args.jobs > 1 && selection.pick(&suites)?.len() > 1 {
+    let cases: usize = selection.pick(&suites)?.iter().map(|selected| selected.cases.len()).sum();
+    let report = if args.jobs > 1 && cases > 1 && !args.part {
         run_suites(&suites, &selection, args.jobs, keep)?
     } else {
         runner::run(&suites, &selection, keep)?
@@ -127,6 +139,7 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
         return Ok(report.passed());
     }
     println!("{}", runner::summary(&report));
+    println!("took {:.0} s, up to {} cases at a time", begun.elapsed().as_secs_f64(), args.jobs.max(1));
     if let Some(path) = &args.report {
         println!("report: {}", path.display());
     }

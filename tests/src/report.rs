@@ -9,6 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
+use crate::Suite;
+
 /// Version of the format. A reader refuses what it does not know.
 pub const FORMAT: u32 = 1;
 
@@ -65,10 +67,32 @@ pub struct SuiteReport {
     /// Problems that each path of the engine did.
     #[serde(default)]
     pub paths: BTreeMap<String, u64>,
-    /// Wall time.
+    /// Time of its cases, one after another: where they ran side by side, the sum over their processes.
     pub seconds: f64,
     /// Cases that failed, with what they said.
     pub failures: Vec<Failure>,
+}
+
+impl SuiteReport {
+    /// The report of `suite` before any case ran.
+    pub fn of(suite: &Suite) -> Self {
+        let kernels = suite.kernel_prefixes().iter().map(|&prefix| prefix.to_owned()).collect();
+        Self { name: suite.name().to_owned(), kernels, ..Self::default() }
+    }
+
+    /// Adds what other cases of the same suite did.
+    fn include(&mut self, other: Self) {
+        self.cases += other.cases;
+        self.problems += other.problems;
+        for (label, worst) in other.worst {
+            self.worst.entry(label).or_default().include(worst);
+        }
+        for (path, problems) in other.paths {
+            *self.paths.entry(path).or_default() += problems;
+        }
+        self.seconds += other.seconds;
+        self.failures.extend(other.failures);
+    }
 }
 
 /// The worst error over some results.
@@ -123,27 +147,18 @@ impl Report {
             && self.sanitizer.iter().all(|tool| tool.clean)
     }
 
-    /// One report of parts whose suites ran side by side.
-    ///
-    /// # Errors
-    ///
-    /// If there is no part, the parts are not of one device, build and seed, or two have the same suite.
-    pub fn join(parts: Vec<Self>) -> anyhow::Result<Self> {
-        let mut parts = parts.into_iter();
-        let mut whole = parts.next().context("there is no report to join")?;
-        for part in parts {
-            let run = |report: &Self| (report.device.clone(), report.commit.clone(), report.seed, report.reduced);
-            anyhow::ensure!(run(&part) == run(&whole), "the parts of a report are not of one run");
-            for suite in part.suites {
-                let twice = whole.suites.iter().any(|other| other.name == suite.name);
-                anyhow::ensure!(!twice, "two parts of a report have the suite `{}`", suite.name);
-                whole.suites.push(suite);
-            }
-            whole.date = whole.date.min(part.date);
-            whole.kernel_sources.extend(part.kernel_sources);
-            whole.sanitizer.extend(part.sanitizer);
+    /// Adds some cases of a suite to those that it has of it.
+    pub fn include(&mut self, suite: SuiteReport) {
+        match self.suites.iter_mut().find(|other| other.name == suite.name) {
+            Some(other) => other.include(suite),
+            None => self.suites.push(suite),
         }
-        Ok(whole)
+    }
+
+    /// Whether both are of one device, build, seed and size, so that they may be parts of one report.
+    pub fn is_of_one_run_with(&self, other: &Self) -> bool {
+        (&self.device, &self.commit, self.seed, self.reduced)
+            == (&other.device, &other.commit, other.seed, other.reduced)
     }
 
     /// Reads a report.
@@ -321,16 +336,32 @@ mod tests {
     }
 
     #[test]
-    fn suites_that_ran_side_by_side_are_one_report() {
-        let part = |name: &str, seed| {
-            let suites = vec![SuiteReport { name: name.to_owned(), ..SuiteReport::default() }];
-            Report { suites, seed, kernel_sources: BTreeMap::from([(name.to_owned(), String::new())]), ..report() }
+    fn cases_that_ran_side_by_side_are_one_suite() {
+        let part = |name: &str, case: &str, error: f64| SuiteReport {
+            name: name.to_owned(),
+            cases: 1,
+            problems: 10,
+            worst: BTreeMap::from([("f16".into(), WorstError { relative_l2: error, element: 1.0 - error })]),
+            paths: BTreeMap::from([("mma".into(), 9), (case.into(), 1)]),
+            seconds: 1.5,
+            failures: vec![Failure { case: case.to_owned(), text: String::new() }],
+            ..SuiteReport::default()
         };
-        let whole = Report::join(vec![part("a", 1), part("b", 1)]).unwrap();
+        let mut whole = Report { suites: Vec::new(), ..report() };
+        for part in [part("a", "x", 0.25), part("b", "x", 0.5), part("a", "y", 0.75)] {
+            whole.include(part);
+        }
         assert_eq!(whole.suites.iter().map(|suite| suite.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!(whole.kernel_sources.len(), 2);
-        assert!(Report::join(vec![part("a", 1), part("b", 2)]).unwrap_err().to_string().contains("not of one run"));
-        assert!(Report::join(vec![part("a", 1), part("a", 1)]).unwrap_err().to_string().contains("two parts"));
-        assert!(Report::join(Vec::new()).is_err());
+        let a = &whole.suites[0];
+        assert_eq!((a.cases, a.problems, a.seconds, a.failures.len()), (2, 20, 3.0, 2));
+        assert_eq!(a.worst["f16"], WorstError { relative_l2: 0.75, element: 0.75 });
+        assert_eq!(a.paths, BTreeMap::from([("mma".into(), 18), ("x".into(), 1), ("y".into(), 1)]));
+    }
+
+    #[test]
+    fn reports_of_other_runs_are_no_parts() {
+        assert!(report().is_of_one_run_with(&Report { date: "later".into(), suites: Vec::new(), ..report() }));
+        assert!(!report().is_of_one_run_with(&Report { seed: 2, ..report() }));
+        assert!(!report().is_of_one_run_with(&Report { commit: "def".into(), ..report() }));
     }
 }

@@ -61,7 +61,7 @@ pub fn suite() -> Suite {
         .case("a score modification that does not compile", broken_score_modification)
         .case("captured and replayed with other lengths", replayed_lengths)
         .case("more than 2^31 elements apart", far_apart)
-        .case("no score tensor", no_score_tensor)
+        .case_alone("no score tensor", no_score_tensor)
         .case("refusals", refusals)
 }
 
