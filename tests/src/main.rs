@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
 use cuattn_tests::report::Report;
 use cuattn_tests::runner::{self, Selection};
-use cuattn_tests::sanitize::{self, Tool};
-use cuattn_tests::side_by_side::{default_jobs, run_suites, side_by_side};
+use cuattn_tests::sanitize::{self, Options, Tool};
+use cuattn_tests::side_by_side::{default_jobs, run_suites};
 use cuattn_tests::suites;
 
 /// Runs the GPU parity suites. Exits with 0 only if something ran and all of it passed.
@@ -77,8 +76,8 @@ struct SanitizeArgs {
     /// Ends well where the machine has no compute-sanitizer; the report then has no verdicts
     #[arg(long)]
     if_available: bool,
-    /// Runs side by side: a tool over a suite is one. They share the GPU, and spend most of their time on the host
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    /// Runs side by side: a tool over a suite, or over a part of it. They share the GPU, and spend most of their time on the host
+    #[arg(long, value_name = "N", default_value_t = default_jobs())]
     jobs: usize,
     /// Folder for the tools' logs
     #[arg(long, value_name = "DIR", default_value = "sanitizer")]
@@ -157,27 +156,13 @@ fn sanitize(args: SanitizeArgs) -> anyhow::Result<bool> {
         }
         bail!(text);
     };
-    let suites = if args.suites.is_empty() {
-        suites::all().iter().map(|suite| suite.name().to_owned()).collect()
-    } else {
-        args.suites
-    };
     let tools = if args.tools.is_empty() { Tool::ALL.to_vec() } else { args.tools };
+    let options = Options { sanitizer, seed: args.seed, logs: args.logs, jobs: args.jobs };
     println!("the same suites without a tool first, so that none waits for the compiler ...");
-    sanitize::fill_cache(&suites, args.seed)?;
-    // The suite that takes longest is the last in the list, and begins first.
-    let runs: Vec<_> = suites.iter().rev().flat_map(|suite| tools.iter().map(move |&tool| (tool, suite))).collect();
-    let report = Mutex::new(report);
-    side_by_side(&runs, args.jobs, |&(tool, suite)| {
-        let verdict = sanitize::run(&sanitizer, tool, suite, args.seed, &args.logs)?;
-        println!("{} over {suite}: {} ({:.0} s)", verdict.tool, verdict.summary, verdict.seconds);
-        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
-        report.sanitizer.retain(|other| (&other.tool, &other.suites) != (&verdict.tool, &verdict.suites));
-        report.sanitizer.push(verdict);
-        // After each run: one that is cut short keeps what was found so far.
-        report.write(&args.report)
-    })?;
-    let report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
+    sanitize::fill_cache(&args.suites, &options)?;
+    // After each run: one that is cut short keeps what was found so far.
+    let report =
+        sanitize::run(&suites::all(), &args.suites, &tools, &options, report, |report| report.write(&args.report))?;
     println!("{}", runner::summary(&report));
     Ok(report.sanitizer.iter().all(|tool| tool.clean))
 }

@@ -15,7 +15,7 @@ use crate::Suite;
 pub const FORMAT: u32 = 1;
 
 /// One run of `gpu-suites`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`FORMAT`].
     pub format: u32,
@@ -39,7 +39,7 @@ pub struct Report {
 }
 
 /// The device and the libraries of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Device {
     /// Its name.
     pub name: String,
@@ -125,7 +125,7 @@ pub struct Failure {
 }
 
 /// One compute-sanitizer tool over the reduced suites.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SanitizerReport {
     /// `memcheck`, `racecheck`, `initcheck` or `synccheck`.
     pub tool: String,
@@ -133,10 +133,30 @@ pub struct SanitizerReport {
     pub suites: Vec<String>,
     /// Whether the tool found nothing and the suites passed under it.
     pub clean: bool,
-    /// The tool's closing line, or why there is none.
+    /// The tool's closing line, or why there is none. Where the cases were divided over runs, those that differ.
     pub summary: String,
-    /// Wall time.
+    /// Time of its runs, one after another.
     pub seconds: f64,
+}
+
+impl SanitizerReport {
+    /// The verdict of a tool whose cases were divided over `of` runs, of which some have ended: clean only where all have, and are.
+    ///
+    /// # Panics
+    ///
+    /// If none has ended.
+    pub fn of_parts(ended: &[Self], of: usize) -> Self {
+        let clean = ended.len() == of && ended.iter().all(|part| part.clean);
+        // What is clean needs no words beside what is not.
+        let words = ended.iter().filter(|part| part.clean == ended.iter().all(|part| part.clean));
+        let mut summaries: Vec<_> = words.map(|part| part.summary.as_str()).collect();
+        summaries.dedup();
+        let mut summary = summaries.join("; ");
+        if ended.len() < of {
+            summary = format!("unfinished, {} of {of} runs: {summary}", ended.len());
+        }
+        Self { clean, summary, seconds: ended.iter().map(|part| part.seconds).sum(), ..ended[0].clone() }
+    }
 }
 
 impl Report {
@@ -315,6 +335,24 @@ mod tests {
             seconds: 1.0,
         };
         assert!(!Report { sanitizer: vec![tool], ..report() }.passed());
+    }
+
+    #[test]
+    fn a_tool_is_clean_once_all_its_runs_are() {
+        let run = |clean, summary: &str| SanitizerReport {
+            tool: "memcheck".into(),
+            suites: vec!["flash".into()],
+            clean,
+            summary: summary.into(),
+            seconds: 2.0,
+        };
+        let (good, bad) = (run(true, "0 errors"), run(false, "7 errors"));
+        let whole = SanitizerReport::of_parts(&[good.clone(), good.clone()], 2);
+        assert_eq!(whole, SanitizerReport { seconds: 4.0, ..good.clone() });
+        let part = SanitizerReport::of_parts(&[good.clone(), good.clone()], 3);
+        assert_eq!((part.clean, part.summary.as_str()), (false, "unfinished, 2 of 3 runs: 0 errors"));
+        let found = SanitizerReport::of_parts(&[good, bad], 2);
+        assert_eq!((found.clean, found.summary.as_str()), (false, "7 errors"));
     }
 
     #[test]
