@@ -79,6 +79,12 @@ struct SanitizeArgs {
     /// Runs side by side: a tool over a suite, or over a part of it. They share the GPU, and spend most of their time on the host
     #[arg(long, value_name = "N", default_value_t = default_jobs())]
     jobs: usize,
+    /// Kernels that racecheck leaves out, as `--kernel-name-exclude` takes them; repeated for several, empty for none
+    #[arg(long, value_name = "FILTER", default_value = sanitize::LEFT_OUT)]
+    leave_out: Vec<String>,
+    /// One more argument for compute-sanitizer, repeated for several, as in `--tool-argument=--force-blocking-launches`
+    #[arg(long = "tool-argument", value_name = "ARGUMENT", allow_hyphen_values = true)]
+    tool_arguments: Vec<String>,
     /// Folder for the tools' logs
     #[arg(long, value_name = "DIR", default_value = "sanitizer")]
     logs: PathBuf,
@@ -157,7 +163,14 @@ fn sanitize(args: SanitizeArgs) -> anyhow::Result<bool> {
         bail!(text);
     };
     let tools = if args.tools.is_empty() { Tool::ALL.to_vec() } else { args.tools };
-    let options = Options { sanitizer, seed: args.seed, logs: args.logs, jobs: args.jobs };
+    let options = Options {
+        sanitizer,
+        seed: args.seed,
+        logs: args.logs,
+        jobs: args.jobs,
+        left_out: args.leave_out.into_iter().filter(|filter| !filter.is_empty()).collect(),
+        arguments: args.tool_arguments,
+    };
     println!("the same suites without a tool first, so that none waits for the compiler ...");
     sanitize::fill_cache(&args.suites, &options)?;
     // After each run: one that is cut short keeps what was found so far.

@@ -11,13 +11,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::Suite;
 
-/// Version of the format. A reader refuses what it does not know.
-pub const FORMAT: u32 = 1;
+/// Version of the format. A reader refuses what it does not know. Since 2, a verdict of compute-sanitizer says in which kernels findings
+/// are, and can be clean though the tool itself failed at something.
+pub const FORMAT: u32 = 2;
+
+/// The oldest format that can be read: what it lacks is empty.
+const OLDEST_FORMAT: u32 = 1;
 
 /// One run of `gpu-suites`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// [`FORMAT`] of what wrote it.
     pub format: u32,
     /// The machine.
     pub device: Device,
@@ -131,15 +135,46 @@ pub struct SanitizerReport {
     pub tool: String,
     /// Suites it ran over.
     pub suites: Vec<String>,
-    /// Whether the tool found nothing and the suites passed under it.
+    /// Whether the tool found nothing and the suites passed under it. What it did not look at is in `left_out`, and what it may have
+    /// missed in `tool_errors`.
     pub clean: bool,
+    /// Findings by kernel; those without one are of [`OUTSIDE_KERNELS`].
+    #[serde(default)]
+    pub findings: BTreeMap<String, u64>,
+    /// What the tool said of failures and limits of its own, and how often: none of it is a finding, but it may have missed some.
+    #[serde(default)]
+    pub tool_errors: BTreeMap<String, u64>,
+    /// Filters of kernels that the tool did not look at.
+    #[serde(default)]
+    pub left_out: Vec<String>,
     /// The tool's closing line, or why there is none. Where the cases were divided over runs, those that differ.
     pub summary: String,
     /// Time of its runs, one after another.
     pub seconds: f64,
 }
 
+/// Where a finding is that names no kernel.
+pub const OUTSIDE_KERNELS: &str = "outside kernels";
+
 impl SanitizerReport {
+    /// Everything for people: the verdict, where findings are, and what else must be known of it.
+    pub fn text(&self) -> String {
+        let list = |counts: &BTreeMap<String, u64>| {
+            counts.iter().map(|(name, count)| format!("{name} ({count})")).collect::<Vec<_>>().join(", ")
+        };
+        let mut text = format!("{}: {}", if self.clean { "clean" } else { "NOT CLEAN" }, self.summary);
+        if !self.findings.is_empty() {
+            text += &format!("; findings in {}", list(&self.findings));
+        }
+        if !self.tool_errors.is_empty() {
+            text += &format!("; the tool itself failed: {}", list(&self.tool_errors));
+        }
+        if !self.left_out.is_empty() {
+            text += &format!("; left out: {}", self.left_out.join(", "));
+        }
+        text
+    }
+
     /// The verdict of a tool whose cases were divided over `of` runs, of which some have ended: clean only where all have, and are.
     ///
     /// # Panics
@@ -155,7 +190,21 @@ impl SanitizerReport {
         if ended.len() < of {
             summary = format!("unfinished, {} of {of} runs: {summary}", ended.len());
         }
-        Self { clean, summary, seconds: ended.iter().map(|part| part.seconds).sum(), ..ended[0].clone() }
+        let sum = |counts: fn(&Self) -> &BTreeMap<String, u64>| {
+            let mut sum = BTreeMap::<_, u64>::new();
+            for (name, count) in ended.iter().flat_map(counts) {
+                *sum.entry(name.clone()).or_default() += count;
+            }
+            sum
+        };
+        Self {
+            clean,
+            findings: sum(|part| &part.findings),
+            tool_errors: sum(|part| &part.tool_errors),
+            summary,
+            seconds: ended.iter().map(|part| part.seconds).sum(),
+            ..ended[0].clone()
+        }
     }
 }
 
@@ -188,14 +237,16 @@ impl Report {
     /// If the file cannot be read, is no report, or is of a format that this build does not know.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read the report {}", path.display()))?;
-        let report: Self =
+        let mut report: Self =
             serde_json::from_str(&text).with_context(|| format!("{} is not a report of gpu-suites", path.display()))?;
         anyhow::ensure!(
-            report.format == FORMAT,
-            "{} has format {}, this build reads format {FORMAT}: run the suites again",
+            (OLDEST_FORMAT..=FORMAT).contains(&report.format),
+            "{} has format {}, this build reads formats {OLDEST_FORMAT} to {FORMAT}: run the suites again",
             path.display(),
             report.format
         );
+        // Whoever adds to it and writes it writes this format.
+        report.format = FORMAT;
         Ok(report)
     }
 
@@ -315,6 +366,22 @@ mod tests {
         let path = folder.path().join("report.json");
         Report { format: FORMAT + 1, ..report() }.write(&path).unwrap();
         assert!(Report::read(&path).unwrap_err().to_string().contains("run the suites again"));
+        Report { format: 0, ..report() }.write(&path).unwrap();
+        assert!(Report::read(&path).is_err());
+    }
+
+    #[test]
+    fn a_report_of_the_first_format_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        let tool = SanitizerReport { tool: "memcheck".into(), clean: true, ..SanitizerReport::default() };
+        let old = Report { format: 1, sanitizer: vec![tool], ..report() };
+        let mut json = serde_json::to_value(&old).unwrap();
+        for field in ["findings", "tool_errors", "left_out"] {
+            json["sanitizer"][0].as_object_mut().unwrap().remove(field);
+        }
+        fs::write(&path, json.to_string()).unwrap();
+        assert_eq!(Report::read(&path).unwrap(), Report { format: FORMAT, ..old });
     }
 
     #[test]
@@ -327,13 +394,7 @@ mod tests {
         let mut failed = report();
         failed.suites[0].failures.push(Failure { case: "a".into(), text: "b".into() });
         assert!(!failed.passed());
-        let tool = SanitizerReport {
-            tool: "memcheck".into(),
-            suites: Vec::new(),
-            clean: false,
-            summary: String::new(),
-            seconds: 1.0,
-        };
+        let tool = SanitizerReport { tool: "memcheck".into(), clean: false, ..SanitizerReport::default() };
         assert!(!Report { sanitizer: vec![tool], ..report() }.passed());
     }
 
@@ -343,16 +404,23 @@ mod tests {
             tool: "memcheck".into(),
             suites: vec!["flash".into()],
             clean,
+            findings: if clean { BTreeMap::new() } else { BTreeMap::from([("flash_sm90".into(), 7)]) },
+            tool_errors: BTreeMap::from([("lost track".into(), 1)]),
+            left_out: vec!["nvjet".into()],
             summary: summary.into(),
             seconds: 2.0,
         };
         let (good, bad) = (run(true, "0 errors"), run(false, "7 errors"));
         let whole = SanitizerReport::of_parts(&[good.clone(), good.clone()], 2);
-        assert_eq!(whole, SanitizerReport { seconds: 4.0, ..good.clone() });
+        let tool_errors = BTreeMap::from([("lost track".into(), 2)]);
+        assert_eq!(whole, SanitizerReport { seconds: 4.0, tool_errors, ..good.clone() });
         let part = SanitizerReport::of_parts(&[good.clone(), good.clone()], 3);
         assert_eq!((part.clean, part.summary.as_str()), (false, "unfinished, 2 of 3 runs: 0 errors"));
         let found = SanitizerReport::of_parts(&[good, bad], 2);
-        assert_eq!((found.clean, found.summary.as_str()), (false, "7 errors"));
+        insta::assert_snapshot!(
+            found.text(),
+            @"NOT CLEAN: 7 errors; findings in flash_sm90 (7); the tool itself failed: lost track (2); left out: nvjet"
+        );
     }
 
     #[test]

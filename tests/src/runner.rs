@@ -259,8 +259,7 @@ pub fn summary(report: &Report) -> String {
         text += &format!("\n{} paths: {}", suite.name, paths.join(", "));
     }
     for tool in &report.sanitizer {
-        let verdict = if tool.clean { "clean" } else { "NOT CLEAN" };
-        text += &format!("\n{} over {}: {verdict}: {}", tool.tool, tool.suites.join(", "), tool.summary);
+        text += &format!("\n{} over {}: {}", tool.tool, tool.suites.join(", "), tool.text());
     }
     let failed: usize = report.suites.iter().map(|suite| suite.failures.len()).sum();
     let cases: u64 = report.suites.iter().map(|suite| suite.cases).sum();

@@ -98,13 +98,8 @@ pub fn parts<'a>(picked: &[Selected<'a>], most: usize, reduced: bool) -> Vec<Par
             groups.extend((0..count).map(|first| (group(first), false)));
         }
         let of = groups.len();
-        let parts = groups.into_iter().zip(1..).map(|((cases, alone), number)| Part {
-            suite: *suite,
-            cases,
-            number,
-            of,
-            alone,
-        });
+        let parts =
+            groups.into_iter().zip(1..).map(|((cases, alone), number)| Part { suite, cases, number, of, alone });
         let (first, rest): (Vec<_>, Vec<_>) = parts.partition(|part| part.alone);
         alone.extend(first);
         others.push(rest.into_iter());

@@ -520,7 +520,7 @@ fn edge_of_exponentials(cx: &Context<'_>) -> anyhow::Result<()> {
             let mut inputs = Inputs::draw(&problem, Distribution::Normal, &mut rng)?;
             // One element of a query carries its scores, which are the same number for every key that it meets.
             let first_elements = |len: usize, value: &dyn Fn(usize) -> f64| -> Vec<f64> {
-                let value = |i: usize| if i % head_dim == 0 { value(i / head_dim % len) } else { 0.0 };
+                let value = |i: usize| if i.is_multiple_of(head_dim) { value(i / head_dim % len) } else { 0.0 };
                 (0..heads * len * head_dim).map(value).collect()
             };
             let q = first_elements(len, &|row| row as f64 * (150.0 / len as f64));
