@@ -24,6 +24,7 @@ use crate::{Context, Suite};
 
 /// The suite.
 pub fn suite() -> Suite {
+    // What takes longest stands first, and so begins first where cases run side by side.
     Suite::new("varlen")
         .kernels(&[
             "varlen/",
@@ -42,19 +43,19 @@ pub fn suite() -> Suite {
         .case("ragged, tensor cores", |cx| check_space(cx, &Varlen, &tensor_cores(), cx.scaled(400, 24)))
         .case("ragged, sm90", |cx| check_space(cx, &VarlenPath(Path::Sm90), &tensor_cores(), cx.scaled(1000, 24)))
         .case("ragged, mma", |cx| check_space(cx, &VarlenPath(Path::Mma), &tensor_cores(), cx.scaled(500, 24)))
+        .case("bad offsets stay inside", bad_offsets)
+        .case("equal lengths are the dense bits", equal_lengths)
+        .case("score modifications", score_modifications)
         .case("ragged, float32", |cx| check_space(cx, &Varlen, &float32(), cx.scaled(300, 12)))
         .case("ragged, any head size, layout and alignment", |cx| check_space(cx, &Varlen, &odd(), cx.scaled(200, 12)))
         .case("edges", edges)
         .case("one hundred thousand sequences", hundred_thousand)
         .case("one long sequence among ones", one_long)
-        .case("equal lengths are the dense bits", equal_lengths)
         .case("padded is packed", padded_is_packed)
         .case("captured and replayed with other lengths", replayed_lengths)
-        .case("bad offsets stay inside", bad_offsets)
         .case("faults are named", faults_are_named)
         .case("a visible NaN reaches the rows that see it", visible_nan)
         .case("scores that outgrow all before them", growing_scores)
-        .case("score modifications", score_modifications)
         .case("fifty launches are one", fifty_launches)
         .case("refusals", refusals)
 }
