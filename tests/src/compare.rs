@@ -31,12 +31,16 @@ impl Tolerance {
     ///
     /// The worst element is bounded at a small multiple of L2: one wrong tile edge moves one element by far more than that,
     /// and L2 over a large tensor by far less.
+    ///
+    /// In float32 it is fifteen times L2, for rows with large scores: a score of 200, which peaky inputs reach, is itself rounded by 200 *
+    /// 2^-24, and its weight is off by that much of itself, 1.2e-5. Where two such keys share a row, so is the output; elsewhere nothing is,
+    /// so L2 does not see it.
     pub const fn for_dtype(dtype: DType) -> Self {
         match dtype {
             DType::F16 => Self { relative_l2: 1e-3, worst_element: 4e-3, log_sum_exp: 2e-4 },
             DType::Bf16 => Self { relative_l2: 6e-3, worst_element: 2.4e-2, log_sum_exp: 2e-4 },
             // Only float32 is left; a type that is not known yet gets the strictest bound.
-            _ => Self { relative_l2: 2e-6, worst_element: 1e-5, log_sum_exp: 2e-5 },
+            _ => Self { relative_l2: 2e-6, worst_element: 3e-5, log_sum_exp: 2e-5 },
         }
     }
 }

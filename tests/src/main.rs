@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
 use cuattn_tests::report::Report;
 use cuattn_tests::runner::{self, Selection};
-use cuattn_tests::sanitize::{self, Tool};
-use cuattn_tests::side_by_side::{run_suites, side_by_side};
+use cuattn_tests::sanitize::{self, Options, Tool};
+use cuattn_tests::side_by_side::{default_jobs, run_suites};
 use cuattn_tests::suites;
 
 /// Runs the GPU parity suites. Exits with 0 only if something ran and all of it passed.
@@ -43,12 +42,15 @@ struct RunArgs {
     /// Seed of all random inputs; from the clock without it
     #[arg(long)]
     seed: Option<u64>,
-    /// Suites side by side, each in a process of its own
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    /// Cases side by side, each in a process of its own; 1 for all in one process
+    #[arg(long, value_name = "N", default_value_t = default_jobs())]
     jobs: usize,
     /// One of those processes: neither says what the device is nor sums up
     #[arg(long, hide = true)]
     part: bool,
+    /// Only cases of these very names
+    #[arg(long, value_name = "CASE", hide = true)]
+    exact: Vec<String>,
     /// Lists suites and cases, and runs nothing
     #[arg(long)]
     list: bool,
@@ -74,9 +76,15 @@ struct SanitizeArgs {
     /// Ends well where the machine has no compute-sanitizer; the report then has no verdicts
     #[arg(long)]
     if_available: bool,
-    /// Runs side by side: a tool over a suite is one. They share the GPU, and spend most of their time on the host
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    /// Runs side by side: a tool over a suite, or over a part of it. They share the GPU, and spend most of their time on the host
+    #[arg(long, value_name = "N", default_value_t = default_jobs())]
     jobs: usize,
+    /// Kernels that racecheck leaves out, as `--kernel-name-exclude` takes them; repeated for several, empty for none
+    #[arg(long, value_name = "FILTER", default_value = sanitize::LEFT_OUT)]
+    leave_out: Vec<String>,
+    /// One more argument for compute-sanitizer, repeated for several, as in `--tool-argument=--force-blocking-launches`
+    #[arg(long = "tool-argument", value_name = "ARGUMENT", allow_hyphen_values = true)]
+    tool_arguments: Vec<String>,
     /// Folder for the tools' logs
     #[arg(long, value_name = "DIR", default_value = "sanitizer")]
     logs: PathBuf,
@@ -107,7 +115,14 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
     let seed = args.seed.unwrap_or_else(|| {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
     });
-    let selection = Selection { suites: args.suites, case: args.case, reduced: args.reduced, seed, is_part: args.part };
+    let selection = Selection {
+        suites: args.suites,
+        case: args.case,
+        exact: args.exact,
+        reduced: args.reduced,
+        seed,
+        is_part: args.part,
+    };
     if args.list {
         for selected in selection.pick(&suites)? {
             for case in selected.cases {
@@ -116,9 +131,11 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
         }
         return Ok(true);
     }
-    // After each suite: a run that is cut short keeps what it has.
+    let begun = Instant::now();
+    // After each suite or part of one: a run that is cut short keeps what it has.
     let keep = |report: &Report| args.report.as_deref().map_or(Ok(()), |path| report.write(path));
-    let report = if args.jobs > 1 && selection.pick(&suites)?.len() > 1 {
+    let cases: usize = selection.pick(&suites)?.iter().map(|selected| selected.cases.len()).sum();
+    let report = if args.jobs > 1 && cases > 1 && !args.part {
         run_suites(&suites, &selection, args.jobs, keep)?
     } else {
         runner::run(&suites, &selection, keep)?
@@ -127,6 +144,7 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
         return Ok(report.passed());
     }
     println!("{}", runner::summary(&report));
+    println!("took {:.0} s, up to {} cases at a time", begun.elapsed().as_secs_f64(), args.jobs.max(1));
     if let Some(path) = &args.report {
         println!("report: {}", path.display());
     }
@@ -144,27 +162,20 @@ fn sanitize(args: SanitizeArgs) -> anyhow::Result<bool> {
         }
         bail!(text);
     };
-    let suites = if args.suites.is_empty() {
-        suites::all().iter().map(|suite| suite.name().to_owned()).collect()
-    } else {
-        args.suites
-    };
     let tools = if args.tools.is_empty() { Tool::ALL.to_vec() } else { args.tools };
+    let options = Options {
+        sanitizer,
+        seed: args.seed,
+        logs: args.logs,
+        jobs: args.jobs,
+        left_out: args.leave_out.into_iter().filter(|filter| !filter.is_empty()).collect(),
+        arguments: args.tool_arguments,
+    };
     println!("the same suites without a tool first, so that none waits for the compiler ...");
-    sanitize::fill_cache(&suites, args.seed)?;
-    // The suite that takes longest is the last in the list, and begins first.
-    let runs: Vec<_> = suites.iter().rev().flat_map(|suite| tools.iter().map(move |&tool| (tool, suite))).collect();
-    let report = Mutex::new(report);
-    side_by_side(&runs, args.jobs, |&(tool, suite)| {
-        let verdict = sanitize::run(&sanitizer, tool, suite, args.seed, &args.logs)?;
-        println!("{} over {suite}: {} ({:.0} s)", verdict.tool, verdict.summary, verdict.seconds);
-        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
-        report.sanitizer.retain(|other| (&other.tool, &other.suites) != (&verdict.tool, &verdict.suites));
-        report.sanitizer.push(verdict);
-        // After each run: one that is cut short keeps what was found so far.
-        report.write(&args.report)
-    })?;
-    let report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
+    sanitize::fill_cache(&args.suites, &options)?;
+    // After each run: one that is cut short keeps what was found so far.
+    let report =
+        sanitize::run(&suites::all(), &args.suites, &tools, &options, report, |report| report.write(&args.report))?;
     println!("{}", runner::summary(&report));
     Ok(report.sanitizer.iter().all(|tool| tool.clean))
 }

@@ -9,13 +9,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-/// Version of the format. A reader refuses what it does not know.
-pub const FORMAT: u32 = 1;
+use crate::Suite;
+
+/// Version of the format. A reader refuses what it does not know. Since 2, a verdict of compute-sanitizer says in which kernels findings
+/// are, and can be clean though the tool itself failed at something.
+pub const FORMAT: u32 = 2;
+
+/// The oldest format that can be read: what it lacks is empty.
+const OLDEST_FORMAT: u32 = 1;
 
 /// One run of `gpu-suites`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// [`FORMAT`] of what wrote it.
     pub format: u32,
     /// The machine.
     pub device: Device,
@@ -37,7 +43,7 @@ pub struct Report {
 }
 
 /// The device and the libraries of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Device {
     /// Its name.
     pub name: String,
@@ -65,10 +71,32 @@ pub struct SuiteReport {
     /// Problems that each path of the engine did.
     #[serde(default)]
     pub paths: BTreeMap<String, u64>,
-    /// Wall time.
+    /// Time of its cases, one after another: where they ran side by side, the sum over their processes.
     pub seconds: f64,
     /// Cases that failed, with what they said.
     pub failures: Vec<Failure>,
+}
+
+impl SuiteReport {
+    /// The report of `suite` before any case ran.
+    pub fn of(suite: &Suite) -> Self {
+        let kernels = suite.kernel_prefixes().iter().map(|&prefix| prefix.to_owned()).collect();
+        Self { name: suite.name().to_owned(), kernels, ..Self::default() }
+    }
+
+    /// Adds what other cases of the same suite did.
+    fn include(&mut self, other: Self) {
+        self.cases += other.cases;
+        self.problems += other.problems;
+        for (label, worst) in other.worst {
+            self.worst.entry(label).or_default().include(worst);
+        }
+        for (path, problems) in other.paths {
+            *self.paths.entry(path).or_default() += problems;
+        }
+        self.seconds += other.seconds;
+        self.failures.extend(other.failures);
+    }
 }
 
 /// The worst error over some results.
@@ -101,18 +129,83 @@ pub struct Failure {
 }
 
 /// One compute-sanitizer tool over the reduced suites.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SanitizerReport {
     /// `memcheck`, `racecheck`, `initcheck` or `synccheck`.
     pub tool: String,
     /// Suites it ran over.
     pub suites: Vec<String>,
-    /// Whether the tool found nothing and the suites passed under it.
+    /// Whether the tool found nothing and the suites passed under it. What it did not look at is in `left_out`, and what it may have
+    /// missed in `tool_errors`.
     pub clean: bool,
-    /// The tool's closing line, or why there is none.
+    /// Findings by kernel; those without one are of [`OUTSIDE_KERNELS`].
+    #[serde(default)]
+    pub findings: BTreeMap<String, u64>,
+    /// What the tool said of failures and limits of its own, and how often: none of it is a finding, but it may have missed some.
+    #[serde(default)]
+    pub tool_errors: BTreeMap<String, u64>,
+    /// Filters of kernels that the tool did not look at.
+    #[serde(default)]
+    pub left_out: Vec<String>,
+    /// The tool's closing line, or why there is none. Where the cases were divided over runs, those that differ.
     pub summary: String,
-    /// Wall time.
+    /// Time of its runs, one after another.
     pub seconds: f64,
+}
+
+/// Where a finding is that names no kernel.
+pub const OUTSIDE_KERNELS: &str = "outside kernels";
+
+impl SanitizerReport {
+    /// Everything for people: the verdict, where findings are, and what else must be known of it.
+    pub fn text(&self) -> String {
+        let list = |counts: &BTreeMap<String, u64>| {
+            counts.iter().map(|(name, count)| format!("{name} ({count})")).collect::<Vec<_>>().join(", ")
+        };
+        let mut text = format!("{}: {}", if self.clean { "clean" } else { "NOT CLEAN" }, self.summary);
+        if !self.findings.is_empty() {
+            text += &format!("; findings in {}", list(&self.findings));
+        }
+        if !self.tool_errors.is_empty() {
+            text += &format!("; the tool itself failed: {}", list(&self.tool_errors));
+        }
+        if !self.left_out.is_empty() {
+            text += &format!("; left out: {}", self.left_out.join(", "));
+        }
+        text
+    }
+
+    /// The verdict of a tool whose cases were divided over `of` runs, of which some have ended: clean only where all have, and are.
+    ///
+    /// # Panics
+    ///
+    /// If none has ended.
+    pub fn of_parts(ended: &[Self], of: usize) -> Self {
+        let clean = ended.len() == of && ended.iter().all(|part| part.clean);
+        // What is clean needs no words beside what is not.
+        let words = ended.iter().filter(|part| part.clean == ended.iter().all(|part| part.clean));
+        let mut summaries: Vec<_> = words.map(|part| part.summary.as_str()).collect();
+        summaries.dedup();
+        let mut summary = summaries.join("; ");
+        if ended.len() < of {
+            summary = format!("unfinished, {} of {of} runs: {summary}", ended.len());
+        }
+        let sum = |counts: fn(&Self) -> &BTreeMap<String, u64>| {
+            let mut sum = BTreeMap::<_, u64>::new();
+            for (name, count) in ended.iter().flat_map(counts) {
+                *sum.entry(name.clone()).or_default() += count;
+            }
+            sum
+        };
+        Self {
+            clean,
+            findings: sum(|part| &part.findings),
+            tool_errors: sum(|part| &part.tool_errors),
+            summary,
+            seconds: ended.iter().map(|part| part.seconds).sum(),
+            ..ended[0].clone()
+        }
+    }
 }
 
 impl Report {
@@ -123,27 +216,18 @@ impl Report {
             && self.sanitizer.iter().all(|tool| tool.clean)
     }
 
-    /// One report of parts whose suites ran side by side.
-    ///
-    /// # Errors
-    ///
-    /// If there is no part, the parts are not of one device, build and seed, or two have the same suite.
-    pub fn join(parts: Vec<Self>) -> anyhow::Result<Self> {
-        let mut parts = parts.into_iter();
-        let mut whole = parts.next().context("there is no report to join")?;
-        for part in parts {
-            let run = |report: &Self| (report.device.clone(), report.commit.clone(), report.seed, report.reduced);
-            anyhow::ensure!(run(&part) == run(&whole), "the parts of a report are not of one run");
-            for suite in part.suites {
-                let twice = whole.suites.iter().any(|other| other.name == suite.name);
-                anyhow::ensure!(!twice, "two parts of a report have the suite `{}`", suite.name);
-                whole.suites.push(suite);
-            }
-            whole.date = whole.date.min(part.date);
-            whole.kernel_sources.extend(part.kernel_sources);
-            whole.sanitizer.extend(part.sanitizer);
+    /// Adds some cases of a suite to those that it has of it.
+    pub fn include(&mut self, suite: SuiteReport) {
+        match self.suites.iter_mut().find(|other| other.name == suite.name) {
+            Some(other) => other.include(suite),
+            None => self.suites.push(suite),
         }
-        Ok(whole)
+    }
+
+    /// Whether both are of one device, build, seed and size, so that they may be parts of one report.
+    pub fn is_of_one_run_with(&self, other: &Self) -> bool {
+        (&self.device, &self.commit, self.seed, self.reduced)
+            == (&other.device, &other.commit, other.seed, other.reduced)
     }
 
     /// Reads a report.
@@ -153,14 +237,16 @@ impl Report {
     /// If the file cannot be read, is no report, or is of a format that this build does not know.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read the report {}", path.display()))?;
-        let report: Self =
+        let mut report: Self =
             serde_json::from_str(&text).with_context(|| format!("{} is not a report of gpu-suites", path.display()))?;
         anyhow::ensure!(
-            report.format == FORMAT,
-            "{} has format {}, this build reads format {FORMAT}: run the suites again",
+            (OLDEST_FORMAT..=FORMAT).contains(&report.format),
+            "{} has format {}, this build reads formats {OLDEST_FORMAT} to {FORMAT}: run the suites again",
             path.display(),
             report.format
         );
+        // Whoever adds to it and writes it writes this format.
+        report.format = FORMAT;
         Ok(report)
     }
 
@@ -280,6 +366,22 @@ mod tests {
         let path = folder.path().join("report.json");
         Report { format: FORMAT + 1, ..report() }.write(&path).unwrap();
         assert!(Report::read(&path).unwrap_err().to_string().contains("run the suites again"));
+        Report { format: 0, ..report() }.write(&path).unwrap();
+        assert!(Report::read(&path).is_err());
+    }
+
+    #[test]
+    fn a_report_of_the_first_format_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        let tool = SanitizerReport { tool: "memcheck".into(), clean: true, ..SanitizerReport::default() };
+        let old = Report { format: 1, sanitizer: vec![tool], ..report() };
+        let mut json = serde_json::to_value(&old).unwrap();
+        for field in ["findings", "tool_errors", "left_out"] {
+            json["sanitizer"][0].as_object_mut().unwrap().remove(field);
+        }
+        fs::write(&path, json.to_string()).unwrap();
+        assert_eq!(Report::read(&path).unwrap(), Report { format: FORMAT, ..old });
     }
 
     #[test]
@@ -292,14 +394,33 @@ mod tests {
         let mut failed = report();
         failed.suites[0].failures.push(Failure { case: "a".into(), text: "b".into() });
         assert!(!failed.passed());
-        let tool = SanitizerReport {
-            tool: "memcheck".into(),
-            suites: Vec::new(),
-            clean: false,
-            summary: String::new(),
-            seconds: 1.0,
-        };
+        let tool = SanitizerReport { tool: "memcheck".into(), clean: false, ..SanitizerReport::default() };
         assert!(!Report { sanitizer: vec![tool], ..report() }.passed());
+    }
+
+    #[test]
+    fn a_tool_is_clean_once_all_its_runs_are() {
+        let run = |clean, summary: &str| SanitizerReport {
+            tool: "memcheck".into(),
+            suites: vec!["flash".into()],
+            clean,
+            findings: if clean { BTreeMap::new() } else { BTreeMap::from([("flash_sm90".into(), 7)]) },
+            tool_errors: BTreeMap::from([("lost track".into(), 1)]),
+            left_out: vec!["nvjet".into()],
+            summary: summary.into(),
+            seconds: 2.0,
+        };
+        let (good, bad) = (run(true, "0 errors"), run(false, "7 errors"));
+        let whole = SanitizerReport::of_parts(&[good.clone(), good.clone()], 2);
+        let tool_errors = BTreeMap::from([("lost track".into(), 2)]);
+        assert_eq!(whole, SanitizerReport { seconds: 4.0, tool_errors, ..good.clone() });
+        let part = SanitizerReport::of_parts(&[good.clone(), good.clone()], 3);
+        assert_eq!((part.clean, part.summary.as_str()), (false, "unfinished, 2 of 3 runs: 0 errors"));
+        let found = SanitizerReport::of_parts(&[good, bad], 2);
+        insta::assert_snapshot!(
+            found.text(),
+            @"NOT CLEAN: 7 errors; findings in flash_sm90 (7); the tool itself failed: lost track (2); left out: nvjet"
+        );
     }
 
     #[test]
@@ -321,16 +442,32 @@ mod tests {
     }
 
     #[test]
-    fn suites_that_ran_side_by_side_are_one_report() {
-        let part = |name: &str, seed| {
-            let suites = vec![SuiteReport { name: name.to_owned(), ..SuiteReport::default() }];
-            Report { suites, seed, kernel_sources: BTreeMap::from([(name.to_owned(), String::new())]), ..report() }
+    fn cases_that_ran_side_by_side_are_one_suite() {
+        let part = |name: &str, case: &str, error: f64| SuiteReport {
+            name: name.to_owned(),
+            cases: 1,
+            problems: 10,
+            worst: BTreeMap::from([("f16".into(), WorstError { relative_l2: error, element: 1.0 - error })]),
+            paths: BTreeMap::from([("mma".into(), 9), (case.into(), 1)]),
+            seconds: 1.5,
+            failures: vec![Failure { case: case.to_owned(), text: String::new() }],
+            ..SuiteReport::default()
         };
-        let whole = Report::join(vec![part("a", 1), part("b", 1)]).unwrap();
+        let mut whole = Report { suites: Vec::new(), ..report() };
+        for part in [part("a", "x", 0.25), part("b", "x", 0.5), part("a", "y", 0.75)] {
+            whole.include(part);
+        }
         assert_eq!(whole.suites.iter().map(|suite| suite.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!(whole.kernel_sources.len(), 2);
-        assert!(Report::join(vec![part("a", 1), part("b", 2)]).unwrap_err().to_string().contains("not of one run"));
-        assert!(Report::join(vec![part("a", 1), part("a", 1)]).unwrap_err().to_string().contains("two parts"));
-        assert!(Report::join(Vec::new()).is_err());
+        let a = &whole.suites[0];
+        assert_eq!((a.cases, a.problems, a.seconds, a.failures.len()), (2, 20, 3.0, 2));
+        assert_eq!(a.worst["f16"], WorstError { relative_l2: 0.75, element: 0.75 });
+        assert_eq!(a.paths, BTreeMap::from([("mma".into(), 18), ("x".into(), 1), ("y".into(), 1)]));
+    }
+
+    #[test]
+    fn reports_of_other_runs_are_no_parts() {
+        assert!(report().is_of_one_run_with(&Report { date: "later".into(), suites: Vec::new(), ..report() }));
+        assert!(!report().is_of_one_run_with(&Report { seed: 2, ..report() }));
+        assert!(!report().is_of_one_run_with(&Report { commit: "def".into(), ..report() }));
     }
 }

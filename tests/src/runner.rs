@@ -1,6 +1,7 @@
 //! Runs suites on the device of this machine, prints a line a case, and makes the report.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Instant, SystemTime};
 
@@ -20,6 +21,8 @@ pub struct Selection {
     pub suites: Vec<String>,
     /// Only cases whose name contains this.
     pub case: Option<String>,
+    /// Only cases of these very names; none for all.
+    pub exact: Vec<String>,
     /// Only small shapes.
     pub reduced: bool,
     /// Seed of all random inputs.
@@ -42,7 +45,7 @@ impl Selection {
     ///
     /// # Errors
     ///
-    /// If a named suite does not exist, or no case is left: a run of nothing must not look like a pass.
+    /// If a named suite or case does not exist, or no case is left: a run of nothing must not look like a pass.
     pub fn pick<'a>(&self, suites: &'a [Suite]) -> anyhow::Result<Vec<Selected<'a>>> {
         let known = || suites.iter().map(Suite::name).collect::<Vec<_>>().join(", ");
         for name in &self.suites {
@@ -50,13 +53,21 @@ impl Selection {
                 bail!("there is no suite `{name}`; there are: {}", known());
             }
         }
-        let wanted = |case: &&Case| self.case.as_ref().is_none_or(|part| case.name.contains(part.as_str()));
+        let wanted = |case: &&Case| {
+            self.case.as_ref().is_none_or(|part| case.name.contains(part.as_str()))
+                && (self.exact.is_empty() || self.exact.iter().any(|name| name == case.name))
+        };
         let picked: Vec<_> = suites
             .iter()
             .filter(|suite| self.suites.is_empty() || self.suites.iter().any(|name| name == suite.name()))
             .map(|suite| Selected { suite, cases: suite.cases().iter().filter(wanted).collect() })
             .filter(|selected| !selected.cases.is_empty())
             .collect();
+        for name in &self.exact {
+            if !picked.iter().flat_map(|selected| &selected.cases).any(|case| case.name == name) {
+                bail!("the chosen suites have no case `{name}`");
+            }
+        }
         if picked.is_empty() {
             match &self.case {
                 Some(part) => bail!("no case of the chosen suites has `{part}` in its name (`--list` shows them all)"),
@@ -67,7 +78,7 @@ impl Selection {
     }
 }
 
-/// Runs what is selected on device 0.
+/// Runs what is selected on device 0, in this process.
 ///
 /// # Errors
 ///
@@ -78,13 +89,35 @@ pub fn run(
     after_suite: impl Fn(&Report) -> anyhow::Result<()>,
 ) -> anyhow::Result<Report> {
     let picked = selection.pick(suites)?;
+    // Kept to the end, so that the context of the device is made once.
+    let (_first, mut report) = begin(selection, &picked)?;
+    for selected in &picked {
+        let runtime = Runtime::new(0)
+            .with_context(|| format!("a runtime for the suite `{}` cannot be made", selected.suite.name()))?;
+        report.suites.push(run_suite(&runtime, selected, selection));
+        after_suite(&report)?;
+    }
+    Ok(report)
+}
+
+/// The report of a run of `picked` in which nothing has run yet, and the runtime that told what the device is. Says what runs where.
+///
+/// # Errors
+///
+/// If there is no GPU, or its runtime cannot be made.
+pub(crate) fn begin(selection: &Selection, picked: &[Selected<'_>]) -> anyhow::Result<(Runtime, Report)> {
     let started = SystemTime::now();
-    let device = first_device()?;
+    let probe = curt::probe();
+    if !probe.has_gpu() {
+        bail!("no GPU was found, so nothing was run. The suites need an NVIDIA GPU and its driver:\n\n{probe}");
+    }
+    let first = Runtime::new(0).context("the device is there, but a runtime on it cannot be made")?;
+    let device = describe(&first)?;
     if !selection.is_part {
         println!("{}", greeting_of(&device, selection));
     }
     let prefixes: Vec<_> = picked.iter().flat_map(|selected| selected.suite.kernel_prefixes()).copied().collect();
-    let mut report = Report {
+    let report = Report {
         format: FORMAT,
         device,
         commit: commit().to_owned(),
@@ -95,31 +128,7 @@ pub fn run(
         kernel_sources: report::kernel_hashes(&prefixes),
         sanitizer: Vec::new(),
     };
-    for selected in &picked {
-        let runtime = Runtime::new(0)
-            .with_context(|| format!("a runtime for the suite `{}` cannot be made", selected.suite.name()))?;
-        report.suites.push(run_suite(&runtime, selected, selection));
-        after_suite(&report)?;
-    }
-    Ok(report)
-}
-
-/// What runs where.
-///
-/// # Errors
-///
-/// If there is no GPU, or its runtime cannot be made.
-pub fn greeting(selection: &Selection) -> anyhow::Result<String> {
-    Ok(greeting_of(&first_device()?, selection))
-}
-
-fn first_device() -> anyhow::Result<Device> {
-    let probe = curt::probe();
-    if !probe.has_gpu() {
-        bail!("no GPU was found, so nothing was run. The suites need an NVIDIA GPU and its driver:\n\n{probe}");
-    }
-    let first = Runtime::new(0).context("the device is there, but a runtime on it cannot be made")?;
-    describe(&first)
+    Ok((first, report))
 }
 
 fn greeting_of(device: &Device, selection: &Selection) -> String {
@@ -155,11 +164,7 @@ fn describe(runtime: &Runtime) -> anyhow::Result<Device> {
 fn run_suite(runtime: &Runtime, selected: &Selected<'_>, selection: &Selection) -> SuiteReport {
     let suite = selected.suite;
     let begun = Instant::now();
-    let mut report = SuiteReport {
-        name: suite.name().to_owned(),
-        kernels: suite.kernel_prefixes().iter().map(|&prefix| prefix.to_owned()).collect(),
-        ..SuiteReport::default()
-    };
+    let mut report = SuiteReport::of(suite);
     // After an illegal access nothing works in the context any more: the cases that follow would only blame themselves.
     let mut lost_in: Option<&str> = None;
     for case in &selected.cases {
@@ -181,20 +186,23 @@ fn run_suite(runtime: &Runtime, selected: &Selected<'_>, selection: &Selection) 
             report.worst.entry(label).or_default().include(error);
         }
         let problems = if problems == 0 { String::new() } else { format!("  {problems} problems") };
-        println!(
-            "{} {}::{}{problems}{errors}  {:.2} s",
+        let mut lines = format!(
+            "{} {}::{}{problems}{errors}  {:.2} s\n",
             if outcome.is_ok() { "ok    " } else { "FAILED" },
             suite.name(),
             case.name,
             case_begun.elapsed().as_secs_f64(),
         );
         if let Err(text) = outcome {
-            println!("       {}", text.replace('\n', "\n       "));
+            lines += &format!("       {}\n", text.replace('\n', "\n       "));
             report.failures.push(Failure { case: case.name.to_owned(), text });
             if lost_in.is_none() && runtime.synchronize().is_err() {
                 lost_in = Some(case.name);
             }
         }
+        // In one piece: other processes print beside this one.
+        let mut out = std::io::stdout().lock();
+        let _ = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
     }
     report.seconds = begun.elapsed().as_secs_f64();
     report
@@ -251,8 +259,7 @@ pub fn summary(report: &Report) -> String {
         text += &format!("\n{} paths: {}", suite.name, paths.join(", "));
     }
     for tool in &report.sanitizer {
-        let verdict = if tool.clean { "clean" } else { "NOT CLEAN" };
-        text += &format!("\n{} over {}: {verdict}: {}", tool.tool, tool.suites.join(", "), tool.summary);
+        text += &format!("\n{} over {}: {}", tool.tool, tool.suites.join(", "), tool.text());
     }
     let failed: usize = report.suites.iter().map(|suite| suite.failures.len()).sum();
     let cases: u64 = report.suites.iter().map(|suite| suite.cases).sum();
@@ -288,6 +295,8 @@ mod tests {
         assert_eq!(names(&flash).unwrap(), ["flash::causal"]);
         let graph = Selection { case: Some("gra".into()), ..Selection::default() };
         assert_eq!(names(&graph).unwrap(), ["runtime::graph"]);
+        let exact = Selection { exact: vec!["copy".into(), "causal".into()], ..Selection::default() };
+        assert_eq!(names(&exact).unwrap(), ["runtime::copy", "flash::causal"]);
     }
 
     #[test]
@@ -304,6 +313,10 @@ mod tests {
         insta::assert_snapshot!(
             text(Selection { suites: vec!["empty".into()], ..Selection::default() }),
             @"the chosen suites have no cases"
+        );
+        insta::assert_snapshot!(
+            text(Selection { exact: vec!["copy".into(), "cop".into()], ..Selection::default() }),
+            @"the chosen suites have no case `cop`"
         );
     }
 

@@ -11,12 +11,14 @@ use rand::rngs::StdRng;
 
 use crate::report::WorstError;
 
-type Run = Box<dyn Fn(&Context<'_>) -> anyhow::Result<()>>;
+type Run = Box<dyn Fn(&Context<'_>) -> anyhow::Result<()> + Send + Sync>;
 
 /// One named check of a suite.
 pub struct Case {
     /// Its name, unique in its suite.
     pub name: &'static str,
+    /// Whether it measures what the whole machine shares, so that nothing may run beside it.
+    pub alone: bool,
     run: Run,
 }
 
@@ -37,18 +39,19 @@ impl fmt::Debug for Case {
     }
 }
 
-/// Cases about one thing, run in order on one runtime.
+/// Cases about one thing, run on one runtime where they share a process. None depends on another.
 #[derive(Debug)]
 pub struct Suite {
     name: &'static str,
     kernels: Vec<&'static str>,
+    alone: bool,
     cases: Vec<Case>,
 }
 
 impl Suite {
     /// A suite without cases.
     pub fn new(name: &'static str) -> Self {
-        Self { name, kernels: Vec::new(), cases: Vec::new() }
+        Self { name, kernels: Vec::new(), alone: false, cases: Vec::new() }
     }
 
     /// Says which kernel sources the suite exercises, by path prefix (`"softmax/"`). A report of this suite is stale once one
@@ -59,15 +62,45 @@ impl Suite {
         self
     }
 
+    /// Keeps the cases in one process, and everything else off the machine meanwhile: for cases that are short and measure time.
+    #[must_use]
+    pub fn alone(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
     /// Adds a case.
     ///
     /// # Panics
     ///
     /// If the suite has a case of that name: two cases of one name cannot be told apart in a report.
     #[must_use]
-    pub fn case(mut self, name: &'static str, run: impl Fn(&Context<'_>) -> anyhow::Result<()> + 'static) -> Self {
-        assert!(self.cases.iter().all(|case| case.name != name), "suite {} has two cases named {name}", self.name);
-        self.cases.push(Case { name, run: Box::new(run) });
+    pub fn case(
+        self,
+        name: &'static str,
+        run: impl Fn(&Context<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.push(Case { name, alone: false, run: Box::new(run) })
+    }
+
+    /// Adds a case beside which nothing may run, such as one that measures the device's free memory.
+    ///
+    /// # Panics
+    ///
+    /// As [`Suite::case`].
+    #[must_use]
+    pub fn case_alone(
+        self,
+        name: &'static str,
+        run: impl Fn(&Context<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.push(Case { name, alone: true, run: Box::new(run) })
+    }
+
+    fn push(mut self, case: Case) -> Self {
+        let name = case.name;
+        assert!(self.cases.iter().all(|other| other.name != name), "suite {} has two cases named {name}", self.name);
+        self.cases.push(case);
         self
     }
 
@@ -79,6 +112,11 @@ impl Suite {
     /// The kernel sources it exercises, by path prefix.
     pub fn kernel_prefixes(&self) -> &[&'static str] {
         &self.kernels
+    }
+
+    /// Whether its cases stay in one process with nothing beside it.
+    pub fn is_alone(&self) -> bool {
+        self.alone
     }
 
     /// Its cases.
@@ -113,7 +151,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The runtime, one for all cases of a suite.
+    /// The runtime, one for all cases of a suite that share a process.
     pub fn runtime(&self) -> &'a Runtime {
         self.runtime
     }

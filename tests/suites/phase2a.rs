@@ -307,7 +307,7 @@ fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
                 other => panic!("a launch that fits was refused: {other}"),
             })
         })?;
-        for values in [[203, 203, 203], [0, 1, 64], [65, 33, 128], [7, 199, 0]] {
+        for values in [[203, 203, 203], [0, 1, 64], [65, 33, 128], [7, 199, 0]].into_iter().take(cx.scaled(4, 2)) {
             lengths.write(&values)?;
             graph.launch()?;
             let launched = Launched { o: o.read()?, log_sum_exp: Some(log_sum_exp.read()?), scores: None };

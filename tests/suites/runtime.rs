@@ -15,7 +15,9 @@ type Outcome = anyhow::Result<()>;
 
 /// The suite.
 pub fn suite() -> Suite {
+    // Some of its cases measure the host's time.
     Suite::new("runtime")
+        .alone()
         .case("launch with a list of arguments", launch_list)
         .case("launch with one struct", launch_struct)
         .case("launch with more arguments than are inline", launch_many)

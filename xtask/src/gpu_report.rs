@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -22,9 +23,13 @@ pub(crate) struct Args {
     import: Option<PathBuf>,
 }
 
+/// The formats of the report of `gpu-suites` that are known here.
+const FORMATS: RangeInclusive<u32> = 1..=2;
+
 /// As much of the report of `gpu-suites` as is judged here.
 #[derive(Debug, Deserialize)]
 struct Report {
+    format: u32,
     device: Device,
     commit: String,
     date: String,
@@ -55,6 +60,28 @@ struct Sanitizer {
     #[serde(default)]
     suites: Vec<String>,
     clean: bool,
+    /// Findings by kernel, since format 2.
+    #[serde(default)]
+    findings: BTreeMap<String, u64>,
+    /// Failures of the tool itself, since format 2.
+    #[serde(default)]
+    tool_errors: BTreeMap<String, u64>,
+}
+
+impl Sanitizer {
+    fn verdict(&self) -> String {
+        let list = |counts: &BTreeMap<String, u64>| {
+            counts.iter().map(|(name, count)| format!("{name} ({count})")).collect::<Vec<_>>().join(", ")
+        };
+        let mut text = if self.clean { "clean" } else { "NOT CLEAN" }.to_owned();
+        if !self.findings.is_empty() {
+            text += &format!(", findings in {}", list(&self.findings));
+        }
+        if !self.tool_errors.is_empty() {
+            text += &format!(", the tool itself failed: {}", list(&self.tool_errors));
+        }
+        text
+    }
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -89,8 +116,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         println!("{table}");
         for tool in &report.sanitizer {
-            let verdict = if tool.clean { "clean" } else { "NOT CLEAN" };
-            println!("compute-sanitizer {} over {}: {verdict}", tool.tool, tool.suites.join(", "));
+            println!("compute-sanitizer {} over {}: {}", tool.tool, tool.suites.join(", "), tool.verdict());
         }
     }
     println!("{}", if stale == 0 { "no suite is stale".to_owned() } else { format!("{stale} suites are stale") });
@@ -126,13 +152,19 @@ pub(crate) fn path_for(kind: &str, device: &str) -> PathBuf {
 /// Copies the report of a whole run that passed into `docs/reports`, and gives its place.
 pub(crate) fn import(path: &Path) -> anyhow::Result<PathBuf> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let report: Report =
-        serde_json::from_str(&text).with_context(|| format!("{} is no report of gpu-suites", path.display()))?;
+    let report = parse(path, &text)?;
     acceptable(&report)?;
     let place = path_for("gpu", &report.device.name);
     fs::create_dir_all(repository::root().join("docs/reports"))?;
     fs::write(repository::root().join(&place), text).with_context(|| format!("cannot write {}", place.display()))?;
     Ok(place)
+}
+
+fn parse(path: &Path, text: &str) -> anyhow::Result<Report> {
+    let report: Report =
+        serde_json::from_str(text).with_context(|| format!("{} is no report of gpu-suites", path.display()))?;
+    ensure!(FORMATS.contains(&report.format), "{} has format {}, which is not known", path.display(), report.format);
+    Ok(report)
 }
 
 /// Refuses reports that prove nothing.
@@ -159,8 +191,7 @@ fn read_all() -> anyhow::Result<Vec<(PathBuf, Report)>> {
     for name in names {
         let path = folder.join(name);
         let text = fs::read_to_string(repository::root().join(&path))?;
-        let report =
-            serde_json::from_str(&text).with_context(|| format!("{} is no report of gpu-suites", path.display()))?;
+        let report = parse(&path, &text)?;
         reports.push((path, report));
     }
     Ok(reports)
@@ -207,6 +238,33 @@ mod tests {
     }
 
     #[test]
+    fn verdicts_say_where_findings_are_and_what_the_tool_may_have_missed() {
+        let counts = |name: &str| BTreeMap::from([(name.to_owned(), 3)]);
+        let old: Sanitizer = serde_json::from_str(r#"{"tool": "memcheck", "clean": true}"#).unwrap();
+        assert_eq!(old.verdict(), "clean");
+        assert_eq!(
+            Sanitizer { tool_errors: counts("lost track"), ..old }.verdict(),
+            "clean, the tool itself failed: lost track (3)"
+        );
+        let found: Sanitizer =
+            serde_json::from_str(r#"{"tool": "racecheck", "clean": false, "findings": {"flash_sm90": 3}}"#).unwrap();
+        assert_eq!(found.verdict(), "NOT CLEAN, findings in flash_sm90 (3)");
+    }
+
+    #[test]
+    fn reports_of_formats_that_are_not_known_are_refused() {
+        let text = |format: u32| {
+            format!(
+                r#"{{"format": {format}, "device": {{"name": ""}}, "commit": "", "date": "", "reduced": false, "suites": [],
+                    "kernel_sources": {{}}}}"#
+            )
+        };
+        assert!(parse(Path::new("x"), &text(1)).is_ok());
+        assert!(parse(Path::new("x"), &text(2)).is_ok());
+        assert!(parse(Path::new("x"), &text(3)).unwrap_err().to_string().contains("format 3"));
+    }
+
+    #[test]
     fn reports_are_named_by_device() {
         assert_eq!(path_for("gpu", "NVIDIA H200"), Path::new("docs/reports/gpu-h200.json"));
         assert_eq!(path_for("gpu", "NVIDIA GeForce RTX 4090"), Path::new("docs/reports/gpu-geforce-rtx-4090.json"));
@@ -217,6 +275,7 @@ mod tests {
     fn reports_that_prove_nothing_are_refused() {
         let report = |change: fn(&mut Report)| {
             let mut report = Report {
+                format: 2,
                 device: Device { name: "NVIDIA H200".into() },
                 commit: String::new(),
                 date: String::new(),
@@ -236,7 +295,9 @@ mod tests {
             report(|report| report.sanitizer.push(Sanitizer {
                 tool: "memcheck".into(),
                 suites: Vec::new(),
-                clean: false
+                clean: false,
+                findings: BTreeMap::new(),
+                tool_errors: BTreeMap::new(),
             }))
             .is_err()
         );
