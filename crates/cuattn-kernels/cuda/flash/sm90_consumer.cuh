@@ -248,19 +248,22 @@ struct Consumer {
   }
 
 #ifdef SPLIT_KEYS
+  u32 merges = 0;  // so far
+
   // The second warpgroup hands its half of the keys to the first, which goes on with the whole. True for the first.
   DEVICE bool merge() {
     static_assert(WARPGROUPS == 2, "one half is handed over");
     const u32 mine = block.shared.partial + (threadIdx.x & 127) * 16;
     constexpr int PIECE = 128 * 16;
+    const u32 parity = parity_of<1>(merges++);
     if (group == 1) {
-      named_barrier_sync(BARRIER_TAKEN, CONSUMERS);
+      mbarrier_wait(block.shared.partial_empty(), parity ^ 1);
       UNROLL for (int n = 0; n < V_TILES; ++n) store_shared_16(mine + n * PIECE, bits(o.at[0][n][0], o.at[0][n][1], o.at[0][n][2], o.at[0][n][3]));
       store_shared_16(mine + V_TILES * PIECE, bits(state.maximum[0], state.maximum[1], state.sum[0], state.sum[1]));
-      named_barrier_arrive(BARRIER_PARTIAL, CONSUMERS);
+      mbarrier_arrive(block.shared.partial_full());
       return false;
     }
-    named_barrier_sync(BARRIER_PARTIAL, CONSUMERS);
+    mbarrier_wait(block.shared.partial_full(), parity);
     const Chunk other = load_shared_16(mine + V_TILES * PIECE);
     const float units = SoftmaxState::log2_units(block.params.flash.score);
     float own_weight[LANE_ROWS], other_weight[LANE_ROWS];
@@ -276,7 +279,7 @@ struct Consumer {
       UNROLL for (int e = 0; e < 4; ++e)
         o.at[0][n][e] = o.at[0][n][e] * own_weight[e >> 1] + __uint_as_float(piece.word[e]) * other_weight[e >> 1];
     }
-    named_barrier_arrive(BARRIER_TAKEN, CONSUMERS);
+    mbarrier_arrive(block.shared.partial_empty());
     return true;
   }
 
@@ -377,9 +380,6 @@ struct Consumer {
   DEVICE void run() {
 #ifdef PING_PONG
     if (group == 0) named_barrier_arrive(BARRIER_TURN, 256);
-#endif
-#ifdef SPLIT_KEYS
-    if (group == 0) named_barrier_arrive(BARRIER_TAKEN, CONSUMERS);
 #endif
 #pragma unroll 1
     for (u32 number = 0;; ++number) {

@@ -455,7 +455,8 @@ impl Sm90 {
         let q = q_stages * self.tile.slices() * GROUP_ROWS * row(self.head_dim);
         let kv = kv_stages * block_keys * (row(self.head_dim) + row(self.v_head_dim));
         let slices = self.tile.slices();
-        let barriers = (8 * (3 * q_stages * slices + 4 * kv_stages + 2 * slices)).next_multiple_of(16);
+        let merges = if self.tile.split_keys { 2 } else { 0 };
+        let barriers = (8 * (3 * q_stages * slices + 4 * kv_stages + 2 * slices + merges)).next_multiple_of(16);
         let bias = slices * GROUP_ROWS * block_keys * self.bias.size(self.element);
         let partial = if self.tile.split_keys { (self.v_head_dim.next_multiple_of(16) / 8 + 1) * 128 * 16 } else { 0 };
         q + kv + bias + barriers + partial
