@@ -3,9 +3,9 @@
 
 use cuattn_kernels::abi::{self, MaskParams, ScoreParams};
 use cuattn_kernels::{BiasKind as KernelBias, Element};
-use curt::{DevicePtr, LaunchCounters, Runtime};
+use curt::{DevicePtr, LaunchCounters, Runtime, TensorMap, TensorMapCache};
 
-use crate::{Alignment, BiasKind, DType, IndexType, KeyLengths, Operands, Problem, Reason, Refusal, Strides};
+use crate::{Alignment, BiasKind, DType, IndexType, KeyLengths, Operand, Operands, Problem, Reason, Refusal, Strides};
 
 /// Longest sequence that kernels take: positions and their sums with window edges must fit 32 bits.
 pub const MAX_SEQUENCE: usize = 1 << 30;
@@ -86,16 +86,48 @@ pub fn mask_params(problem: &Problem, operands: &Operands) -> MaskParams {
     }
 }
 
-/// The address of the counter from which a launch of the path `by` draws its tiles.
-///
-/// # Errors
-///
-/// Where as many launches as there are counters have been captured.
-pub fn tile_counter(counters: &LaunchCounters, runtime: &Runtime, by: &str) -> Result<u64, Refusal> {
-    counters.take(runtime).map(|counter| counter.address()).ok_or_else(|| {
-        let feature = format!("more than {} captured launches of one plan", LaunchCounters::CAPTURED);
-        Reason::unsupported(feature, by, "make another plan of the same problem").into()
-    })
+/// What the launches of one Hopper kernel share.
+#[derive(Debug)]
+pub struct HopperLaunches {
+    counters: LaunchCounters,
+    maps: TensorMapCache<Operand>,
+}
+
+impl HopperLaunches {
+    /// Of a kernel that has not been launched.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for the counters.
+    pub fn new(runtime: &Runtime) -> Result<Self, curt::Error> {
+        Ok(Self { counters: LaunchCounters::new(runtime)?, maps: TensorMapCache::new() })
+    }
+
+    /// The address of the counter from which a launch of the path `by` draws its tiles.
+    ///
+    /// # Errors
+    ///
+    /// Where as many launches as there are counters have been captured.
+    pub fn tile_counter(&self, runtime: &Runtime, by: &str) -> Result<u64, Refusal> {
+        self.counters.take(runtime).map(|counter| counter.address()).ok_or_else(|| {
+            let feature = format!("more than {} captured launches of one plan", LaunchCounters::CAPTURED);
+            Reason::unsupported(feature, by, "make another plan of the same problem").into()
+        })
+    }
+
+    /// The tensor map of an operand, which `encode` makes where an earlier launch has not.
+    ///
+    /// # Errors
+    ///
+    /// Those of `encode`.
+    pub fn map(
+        &self,
+        operand: Operand,
+        memory: DevicePtr,
+        encode: impl FnOnce() -> Result<TensorMap, curt::Error>,
+    ) -> Result<TensorMap, curt::Error> {
+        self.maps.get(operand, memory, encode)
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! A flash plan: compiled kernels, and the struct that each launch completes.
 
-use cuattn_core::lowering::{address, mask_params, score_params, strides};
+use cuattn_core::lowering::{HopperLaunches, address, mask_params, score_params, strides};
 use cuattn_core::{Explanation, LaunchError, Operands, Plan, PlanError, Problem, Work, WorkspaceSize};
 use cuattn_kernels::abi::FlashParams;
-use curt::{DevicePtr, Function, KernelArgs, Launch, LaunchCounters, ModuleSource, Runtime};
+use curt::{DevicePtr, Function, KernelArgs, Launch, ModuleSource, Runtime};
 
 use crate::outline::{Kernel, Outline};
 use crate::sm90::Sm90Launch;
@@ -15,8 +15,8 @@ struct Loaded {
     function: Function,
     launch: Launch,
     kernel: Kernel,
-    /// What the `sm90` path draws its tiles from.
-    counters: Option<LaunchCounters>,
+    /// What launches of the `sm90` path share.
+    hopper: Option<HopperLaunches>,
     /// What the `sm90_f32` path launches around it.
     halves: Option<LoadedHalves>,
 }
@@ -27,9 +27,9 @@ impl Loaded {
         let module = runtime.load(&ModuleSource::new(source.root(), source.assemble()))?;
         let function = module.function_with_shared(source.entry(), kernel.shared_bytes as usize)?;
         let launch = Launch::new([kernel.grid.blocks, 1, 1], [kernel.threads, 1, 1]).shared_bytes(kernel.shared_bytes);
-        let counters = kernel.sm90.map(|_| LaunchCounters::new(runtime)).transpose()?;
+        let hopper = kernel.sm90.map(|_| HopperLaunches::new(runtime)).transpose()?;
         let halves = kernel.halves.as_deref().map(|halves| LoadedHalves::new(runtime, halves.clone())).transpose()?;
-        Ok(Self { function, launch, kernel, counters, halves })
+        Ok(Self { function, launch, kernel, hopper, halves })
     }
 
     /// What the compiler made of it, and how the device holds it.
@@ -136,13 +136,13 @@ impl Plan for FlashPlan {
             let simt = self.params(around.fallback(), operands);
             // SAFETY: as the caller vouches for.
             unsafe { launch.enqueue(&self.problem, operands, params, simt) }
-        } else if let (Some(geometry), Some(counters)) = (loaded.kernel.sm90, &loaded.counters) {
+        } else if let (Some(geometry), Some(hopper)) = (loaded.kernel.sm90, &loaded.hopper) {
             let launch = Sm90Launch {
                 runtime: &self.runtime,
                 function: &loaded.function,
                 launch: &loaded.launch,
                 geometry,
-                counters,
+                hopper,
             };
             // SAFETY: as the caller vouches for.
             unsafe { launch.enqueue(&self.problem, operands, params) }

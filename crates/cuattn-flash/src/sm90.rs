@@ -1,13 +1,12 @@
 //! The `sm90` path: who may take it, and how it is launched.
 
-use cuattn_core::lowering::{bias_kind, element, tile_counter};
-use cuattn_core::{Bias, BiasKind, DType, LaunchError, Operands, Problem, Reason, Shape, Strides};
+use cuattn_core::lowering::{HopperLaunches, bias_kind, element};
+use cuattn_core::{Bias, BiasKind, DType, LaunchError, Operand, Operands, Problem, Reason, Shape, Strides};
 use cuattn_kernels::abi::{FlashParams, HopperParams, Sm90Params};
 use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::sm90::{Demand, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90, boxed_heads};
 use curt::{
-    Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, LaunchCounters, Runtime, Swizzle, TensorMap,
-    TensorMapType,
+    Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, Runtime, Swizzle, TensorMap, TensorMapType,
 };
 
 use crate::Path;
@@ -183,7 +182,7 @@ pub(crate) struct Sm90Launch<'a> {
     pub(crate) function: &'a Function,
     pub(crate) launch: &'a Launch,
     pub(crate) geometry: Geometry,
-    pub(crate) counters: &'a LaunchCounters,
+    pub(crate) hopper: &'a HopperLaunches,
 }
 
 impl Sm90Launch<'_> {
@@ -218,12 +217,16 @@ impl Sm90Launch<'_> {
         let k = map(operands.k, problem.k, k_dims, block_keys, L2Promotion::Bytes256);
         let v = map(operands.v, problem.v, v_dims, block_keys, L2Promotion::Bytes256);
         let o = map(operands.o, problem.o, o_dims, group_rows, L2Promotion::None);
-        let (q, o) = (q.encode_heads_first(self.runtime, pack)?, o.encode_heads_first(self.runtime, pack)?);
-        let (k, v) = (k.encode(self.runtime)?, v.encode(self.runtime)?);
+        let queries = |operand: Operand, map: &Mapped| {
+            self.hopper.map(operand, map.memory, || map.encode_heads_first(self.runtime, pack))
+        };
+        let keys = |operand: Operand, map: &Mapped| self.hopper.map(operand, map.memory, || map.encode(self.runtime));
+        let (q, o) = (queries(Operand::Q, &q)?, queries(Operand::O, &o)?);
+        let (k, v) = (keys(Operand::K, &k)?, keys(Operand::V, &v)?);
         // The kernel of a problem without a bias does not look at its map.
-        let bias = bias_map(self.runtime, problem, operands)?.unwrap_or(o);
+        let bias = bias_map(self.runtime, self.hopper, problem, operands)?.unwrap_or(o);
         let steps = |stride: i64| i32::from(stride != 0);
-        let counter = tile_counter(self.counters, self.runtime, Path::Sm90.name())?;
+        let counter = self.hopper.tile_counter(self.runtime, Path::Sm90.name())?;
         let hopper = HopperParams {
             counter,
             tiles: self.geometry.tiles as i32,
@@ -246,6 +249,7 @@ impl Sm90Launch<'_> {
 /// The map of the bias, if there is one.
 pub(crate) fn bias_map(
     runtime: &Runtime,
+    hopper: &HopperLaunches,
     problem: &Problem,
     operands: &Operands,
 ) -> Result<Option<TensorMap>, curt::Error> {
@@ -262,7 +266,8 @@ pub(crate) fn bias_map(
     let strides = Strides { batch: bias.batch, head: bias.head, row: bias.row };
     let dims = [bias.keys.min(shape.kv_len), shape.q_len, shape.q_heads, shape.batch];
     let (rows, promotion) = (GROUP_ROWS as u32, L2Promotion::Bytes256);
-    Mapped { element, memory, strides, dims, rows, promotion }.encode(runtime).map(Some)
+    let map = Mapped { element, memory, strides, dims, rows, promotion };
+    hopper.map(Operand::Bias, memory, || map.encode(runtime)).map(Some)
 }
 
 /// A `[batch, head, row, dim]` tensor in boxes of `rows` rows of 128 bytes. A dimension that is broadcast has extent 1.

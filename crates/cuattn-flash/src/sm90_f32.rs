@@ -1,16 +1,15 @@
 //! The `sm90_f32` path: who may take it, and the four kernels of a launch.
 
-use cuattn_core::lowering::{bias_kind, tile_counter};
-use cuattn_core::{DType, LaunchError, Layout, Operands, Problem, Reason, Refusal, Region, Strides, WorkspaceSize};
+use cuattn_core::lowering::{HopperLaunches, bias_kind};
+use cuattn_core::{
+    DType, LaunchError, Layout, Operand, Operands, Problem, Reason, Refusal, Region, Strides, WorkspaceSize,
+};
 use cuattn_kernels::Source;
 use cuattn_kernels::abi::{FlashParams, HeadRange, Sm90F32Params};
 use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::sm90::GROUP_ROWS;
 use cuattn_kernels::flash::sm90_f32::{CHUNK_ROWS, MAX_HEAD_DIM, MIN_LEN, MIN_MULTIPLICATIONS, SPLIT_THREADS, Sm90F32};
-use curt::{
-    Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, LaunchCounters, ModuleSource, Runtime,
-    TensorMapType,
-};
+use curt::{Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, ModuleSource, Runtime, TensorMapType};
 
 use crate::Path;
 use crate::outline::{Grid, Kernel, Rows};
@@ -200,7 +199,7 @@ pub(crate) struct LoadedHalves {
     split: Function,
     fallback: Function,
     fallback_launch: Launch,
-    counters: LaunchCounters,
+    hopper: HopperLaunches,
 }
 
 impl LoadedHalves {
@@ -215,7 +214,7 @@ impl LoadedHalves {
             split: load(&halves.split, 0)?,
             fallback: load(source, *shared_bytes)?,
             fallback_launch: Launch::new([grid.blocks, 1, 1], [*threads, 1, 1]).shared_bytes(*shared_bytes),
-            counters: LaunchCounters::new(runtime)?,
+            hopper: HopperLaunches::new(runtime)?,
             halves,
         })
     }
@@ -248,22 +247,23 @@ impl Sm90F32Launch<'_> {
         simt: FlashParams,
     ) -> Result<(), LaunchError> {
         let shape = problem.shape;
-        let Halves { blocks, geometry, regions, .. } = &self.around.halves;
+        let LoadedHalves { halves: Halves { blocks, geometry, regions, .. }, hopper, .. } = self.around;
         let [q, k, v, parts, ranges] =
             [regions.q, regions.k, regions.v, regions.parts, regions.ranges].map(|region| region.of(self.workspace));
-        let halves = |memory: DevicePtr, heads: usize, len: usize, dim: usize, rows: u32, promotion: L2Promotion| {
-            let Strides { batch, head, row } = Strides::bhsd(heads, len, dim);
-            // The low halves lie where a second batch would.
-            let dims = [dim, len, heads, 2 * shape.batch];
-            Mapped { element: TensorMapType::F16, memory, strides: Strides { batch, head, row }, dims, rows, promotion }
-                .encode(self.runtime)
-        };
+        let halves =
+            |operand: Operand, memory: DevicePtr, [heads, len, dim]: [usize; 3], rows: u32, promotion: L2Promotion| {
+                let strides = Strides::bhsd(heads, len, dim);
+                // The low halves lie where a second batch would.
+                let dims = [dim, len, heads, 2 * shape.batch];
+                let map = Mapped { element: TensorMapType::F16, memory, strides, dims, rows, promotion };
+                hopper.map(operand, memory, || map.encode(self.runtime))
+            };
         let (keys, whole, half) = (geometry.block_keys, L2Promotion::Bytes256, L2Promotion::Bytes128);
-        let q_map = halves(q, shape.q_heads, shape.q_len, shape.head_dim, GROUP_ROWS as u32, half)?;
-        let k_map = halves(k, shape.kv_heads, shape.kv_len, shape.head_dim, keys, whole)?;
-        let v_map = halves(v, shape.kv_heads, shape.kv_len, shape.v_head_dim, keys, whole)?;
+        let q_map = halves(Operand::Q, q, [shape.q_heads, shape.q_len, shape.head_dim], GROUP_ROWS as u32, half)?;
+        let k_map = halves(Operand::K, k, [shape.kv_heads, shape.kv_len, shape.head_dim], keys, whole)?;
+        let v_map = halves(Operand::V, v, [shape.kv_heads, shape.kv_len, shape.v_head_dim], keys, whole)?;
         // The kernel of a problem without a bias does not look at its map.
-        let bias = bias_map(self.runtime, problem, operands)?.unwrap_or(q_map);
+        let bias = bias_map(self.runtime, hopper, problem, operands)?.unwrap_or(q_map);
         let steps = |stride: i64| i32::from(stride != 0);
         let params = Sm90F32Params {
             flash,
@@ -272,7 +272,7 @@ impl Sm90F32Launch<'_> {
             v: v.address(),
             parts: parts.address(),
             ranges: ranges.address(),
-            counter: tile_counter(&self.around.counters, self.runtime, Path::Sm90F32.name())?,
+            counter: hopper.tile_counter(self.runtime, Path::Sm90F32.name())?,
             tiles: geometry.tiles as i32,
             bias_head_step: problem.mask.bias.map_or(0, |bias| steps(bias.head)),
             bias_batch_step: problem.mask.bias.map_or(0, |bias| steps(bias.batch)),

@@ -1,11 +1,12 @@
 //! A varlen plan: compiled kernels, and the structs that each launch completes.
 
+use cuattn_core::lowering::HopperLaunches;
 use cuattn_core::{
     Explanation, LaunchError, Operand, PlanError, Reason, Refusal, VarlenOperands, VarlenPlan, VarlenProblem, Work,
     WorkspaceSize,
 };
 use cuattn_kernels::varlen::{self, THREADS};
-use curt::{DevicePtr, Function, KernelArgs, Launch, LaunchCounters, ModuleSource, Runtime};
+use curt::{DevicePtr, Function, KernelArgs, Launch, ModuleSource, Runtime};
 
 use crate::outline::{Kernel, Outline, key_storage};
 use crate::params::params;
@@ -17,8 +18,8 @@ struct Loaded {
     function: Function,
     launch: Launch,
     kernel: Kernel,
-    /// What the `sm90` path draws its tiles from.
-    counters: Option<LaunchCounters>,
+    /// What launches of the `sm90` path share.
+    hopper: Option<HopperLaunches>,
 }
 
 impl Loaded {
@@ -27,8 +28,8 @@ impl Loaded {
         let module = runtime.load(&ModuleSource::new(source.root(), source.assemble()))?;
         let function = module.function_with_shared(source.entry(), kernel.shared_bytes as usize)?;
         let launch = Launch::new([kernel.grid.blocks, 1, 1], [kernel.threads, 1, 1]).shared_bytes(kernel.shared_bytes);
-        let counters = kernel.sm90.map(|_| LaunchCounters::new(runtime)).transpose()?;
-        Ok(Self { function, launch, kernel, counters })
+        let hopper = kernel.sm90.map(|_| HopperLaunches::new(runtime)).transpose()?;
+        Ok(Self { function, launch, kernel, hopper })
     }
 }
 
@@ -207,13 +208,13 @@ impl VarlenPlan for PackedPlan {
             }
         };
         let params = params(&self.problem, operands, &kernel.grid, kernel.list.map(|list| list.of(schedule)));
-        if let (Some(geometry), Some(counters)) = (kernel.sm90, &loaded.counters) {
+        if let (Some(geometry), Some(hopper)) = (kernel.sm90, &loaded.hopper) {
             let launch = Sm90Launch {
                 runtime: &self.runtime,
                 function: &loaded.function,
                 launch: &loaded.launch,
                 geometry,
-                counters,
+                hopper,
             };
             // SAFETY: as above.
             return unsafe { launch.enqueue(&self.problem, operands, params) };

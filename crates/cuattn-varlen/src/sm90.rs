@@ -1,15 +1,15 @@
 //! The `sm90` path: who may take it, and how it is launched.
 
-use cuattn_core::lowering::{MAX_SEQUENCE, element, tile_counter};
-use cuattn_core::{DType, LaunchError, Reason, TokenStrides, VarlenOperands, VarlenProblem};
+use cuattn_core::lowering::{HopperLaunches, MAX_SEQUENCE, element};
+use cuattn_core::{DType, LaunchError, Operand, Reason, TokenStrides, VarlenOperands, VarlenProblem};
 use cuattn_kernels::abi::{HopperParams, VarlenParams, VarlenSm90Params};
 use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::packed_heads;
 use cuattn_kernels::flash::sm90::{Demand, Edges, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90, boxed_heads};
 use cuattn_kernels::varlen::{self, RowBoxes};
 use curt::{
-    Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, LaunchCounters, Runtime, Swizzle, TensorMap,
-    TensorMapBuilder, TensorMapType,
+    Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, Runtime, Swizzle, TensorMap, TensorMapBuilder,
+    TensorMapType,
 };
 
 use crate::Path;
@@ -171,7 +171,7 @@ pub(crate) struct Sm90Launch<'a> {
     pub(crate) function: &'a Function,
     pub(crate) launch: &'a Launch,
     pub(crate) geometry: Geometry,
-    pub(crate) counters: &'a LaunchCounters,
+    pub(crate) hopper: &'a HopperLaunches,
 }
 
 impl Sm90Launch<'_> {
@@ -189,29 +189,30 @@ impl Sm90Launch<'_> {
         let shape = problem.shape;
         let pack = self.geometry.pack;
         let box_sides = [pack as u32, (GROUP_ROWS / pack) as u32];
-        let encode = |map: TensorMapBuilder| map.build(self.runtime);
-        let query = |memory: DevicePtr, strides: TokenStrides, dim: usize, promotion: L2Promotion| {
-            let dims = [dim, shape.q_heads, shape.total_q];
-            encode(token_map(problem.dtype, memory, strides, dims, box_sides).l2_promotion(promotion))
-        };
-        let keys = |memory: DevicePtr, strides: TokenStrides, page: Option<i64>, dim: usize| {
-            let box_keys = self.geometry.box_keys;
-            let map = match (problem.paging, page) {
+        let box_keys = self.geometry.box_keys;
+        let queries =
+            |operand: Operand, memory: DevicePtr, strides: TokenStrides, dim: usize, promotion: L2Promotion| {
+                let dims = [dim, shape.q_heads, shape.total_q];
+                let map = || token_map(problem.dtype, memory, strides, dims, box_sides).l2_promotion(promotion);
+                self.hopper.map(operand, memory, || map().build(self.runtime))
+            };
+        let keys = |operand: Operand, memory: DevicePtr, strides: TokenStrides, page: Option<i64>, dim: usize| {
+            let map = || match (problem.paging, page) {
                 (Some(paging), Some(page)) => {
                     let dims = [dim, paging.paging.page_size, shape.kv_heads, paging.paging.pages];
                     page_map(problem.dtype, memory, strides, page, dims, box_keys)
                 }
                 _ => token_map(problem.dtype, memory, strides, [dim, shape.kv_heads, shape.total_kv], [1, box_keys]),
             };
-            encode(map.l2_promotion(L2Promotion::Bytes256))
+            self.hopper.map(operand, memory, || map().l2_promotion(L2Promotion::Bytes256).build(self.runtime))
         };
         let (k_page, v_page) = problem.paging.map(|paging| (paging.k_page, paging.v_page)).unzip();
-        let q = query(operands.q, problem.q, shape.head_dim, L2Promotion::Bytes128)?;
-        let k = keys(operands.k, problem.k, k_page, shape.head_dim)?;
-        let v = keys(operands.v, problem.v, v_page, shape.v_head_dim)?;
-        let o = query(operands.o, problem.o, shape.v_head_dim, L2Promotion::None)?;
+        let q = queries(Operand::Q, operands.q, problem.q, shape.head_dim, L2Promotion::Bytes128)?;
+        let k = keys(Operand::K, operands.k, problem.k, k_page, shape.head_dim)?;
+        let v = keys(Operand::V, operands.v, problem.v, v_page, shape.v_head_dim)?;
+        let o = queries(Operand::O, operands.o, problem.o, shape.v_head_dim, L2Promotion::None)?;
         let hopper = HopperParams {
-            counter: tile_counter(self.counters, self.runtime, Path::Sm90.name())?,
+            counter: self.hopper.tile_counter(self.runtime, Path::Sm90.name())?,
             k_head_step: i32::from(problem.k.head != 0),
             v_head_step: i32::from(problem.v.head != 0),
             ..HopperParams::default()

@@ -116,6 +116,6 @@ pub use self::module::{Function, FunctionAttributes, FunctionOptions, Module};
 pub use self::probe::{CUBLASLT, DeviceReport, Finding, ProbeReport, probe, probe_with};
 pub use self::runtime::{Runtime, RuntimeOptions};
 pub use self::tensor_map::{
-    Interleave, L2Promotion, OutOfBounds, RAGGED_ROWS, Swizzle, TensorMap, TensorMapBuilder, TensorMapType,
-    TensorMapViolation,
+    Interleave, L2Promotion, OutOfBounds, RAGGED_ROWS, Swizzle, TensorMap, TensorMapBuilder, TensorMapCache,
+    TensorMapType, TensorMapViolation,
 };

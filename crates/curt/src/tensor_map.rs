@@ -3,6 +3,8 @@
 //! `cuTensorMapEncodeTiled` answers whatever it does not like with "invalid value". Here every rule is checked first, without a GPU, and each
 //! one that is broken is named with its numbers.
 
+mod cache;
+
 use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
@@ -10,6 +12,8 @@ use bytemuck::{Pod, Zeroable};
 use crate::error::{Error, Result};
 use crate::memory::DevicePtr;
 use crate::runtime::Runtime;
+
+pub use self::cache::TensorMapCache;
 
 /// The most dimensions of a tensor map.
 const MAX_RANK: usize = 5;
