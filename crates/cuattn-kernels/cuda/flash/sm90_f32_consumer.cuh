@@ -12,6 +12,13 @@ constexpr int PRODUCTS = 3;
 DEVICE constexpr int left_plane(int i) { return i == 1 ? 1 : 0; }
 DEVICE constexpr int right_plane(int i) { return i == 0 ? 1 : 0; }
 
+// Whether every block is masked. Beside a softcap that costs a tenth, and a step less halves the time that the compiler takes.
+#ifdef SOFTCAP
+constexpr bool MASKS_ALWAYS = true;
+#else
+constexpr bool MASKS_ALWAYS = false;
+#endif
+
 struct Consumer {
   const Block& block;
   const int group;                 // which warpgroup
@@ -200,10 +207,12 @@ struct Consumer {
     o.clear();
     first_step(record, unit, n, last, n == first);
     --n;
+    if constexpr (!MASKS_ALWAYS) {
 #pragma unroll 1
-    for (; n >= first && is_cut(n); --n) step<true>(record, unit, n, last, n == first);
+      for (; n >= first && is_cut(n); --n) step<true>(record, unit, n, last, n == first);
 #pragma unroll 1
-    for (; n >= first && n * BLOCK_KEYS >= all_begin; --n) step<false>(record, unit, n, last, n == first);
+      for (; n >= first && n * BLOCK_KEYS >= all_begin; --n) step<false>(record, unit, n, last, n == first);
+    }
 #pragma unroll 1
     for (; n >= first; --n) step<true>(record, unit, n, last, n == first);
     last_product(place_of(n + 1, last));
