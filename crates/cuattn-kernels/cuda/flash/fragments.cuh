@@ -81,22 +81,23 @@ struct LanePlace {
 // The lane's first key in tile n of a block that starts at `first_key`.
 DEVICE int lane_key(int first_key, int n) { return first_key + n * 8 + (threadIdx.x & 3) * 2; }
 
+// Which ends of what rows see cut a block of keys for some row.
+struct Cuts {
+  bool left, right;
+};
+
 // Masked keys are selected away: whatever their score was, NaN included, it is -inf from here on. TILES: of how many keys.
 template <int TILES = KEY_TILES>
-DEVICE void mask_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key) {
-#ifdef LEFT_EDGE
-  constexpr bool cut_left = LEFT_EDGE;  // known when the kernel was compiled
-#else
-  const bool cut_left = sequence.left_edge > -FAR_EDGE;
-#endif
+DEVICE void mask_scores(Scores& s, const FlashParams& p, const Sequence& sequence, const LanePlace& place, int first_key, Cuts cuts) {
   UNROLL for (int r = 0; r < LANE_ROWS; ++r) {
     const KeyRange range = visible_keys(sequence, place.row(p, r).row);
     // Counted from the lane's first key, so that each element is compared with a constant.
     const int begin = range.begin - lane_key(first_key, 0), end = range.end - lane_key(first_key, 0);
-    UNROLL for (int n = 0; n < TILES; ++n)
-      UNROLL for (int e = 0; e < 2; ++e)
-        if (n * 8 + e >= end) s.at[r >> 1][n][(r & 1) * 2 + e] = -INFINITY_F32;
-    if (cut_left)
+    if (cuts.right)
+      UNROLL for (int n = 0; n < TILES; ++n)
+        UNROLL for (int e = 0; e < 2; ++e)
+          if (n * 8 + e >= end) s.at[r >> 1][n][(r & 1) * 2 + e] = -INFINITY_F32;
+    if (cuts.left)
       UNROLL for (int n = 0; n < TILES; ++n)
         UNROLL for (int e = 0; e < 2; ++e)
           if (n * 8 + e < begin) s.at[r >> 1][n][(r & 1) * 2 + e] = -INFINITY_F32;

@@ -196,7 +196,7 @@ DEVICE void compute_tile(const FlashParams& p, const BlockContext& context, unsi
         Scores s;
         multiply_qk(s, lane_at.q, lane_at.k + (block & 1) * K_STAGE);
         finish_scores(s, p, sequence, place, first_key, warp_scratch);
-        if (!warp_rows.sees_all(first_key, first_key + BLOCK_KEYS)) mask_scores(s, p, sequence, place, first_key);
+        if (!warp_rows.sees_all(first_key, first_key + BLOCK_KEYS)) mask_scores(s, p, sequence, place, first_key, {sequence.left_edge > -FAR_EDGE, true});
         const MaskedKeys masked = selecting ? masked_keys(s) : MaskedKeys{};
         state.raise_maximum<false>(s, p.score, [&](int r, float factor) { o.scale_row(r, factor); });
         float added[LANE_ROWS];

@@ -86,7 +86,7 @@ struct Consumer {
   }
 
   // Masks, and what else a score goes through before the softmax. `at`: the block's place in the ring.
-  template <bool FIRST, bool MASKED, int TILES = KEY_TILES> DEVICE void finish(Scores& s, const TileRecord& record, int n, u32 at) const {
+  template <bool FIRST, int TILES = KEY_TILES> DEVICE void finish(Scores& s, const TileRecord& record, int n, u32 at, Cuts cuts) const {
     const LanePlace place = lane_place(record);
 #if BIAS != BIAS_NONE
     mbarrier_wait(block.shared.bias_full(slice()), parity_of<1>(at));
@@ -98,14 +98,14 @@ struct Consumer {
     __syncwarp();
     if (is_leader()) mbarrier_arrive(block.shared.bias_empty(slice()));
 #endif
-    if (MASKED) mask_scores<TILES>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS);
+    if (cuts.left || cuts.right) mask_scores<TILES>(s, block.params.flash, record.sequence, place, n * BLOCK_KEYS, cuts);
   }
 
   // The place in the ring of block n of a tile whose last block is `last`.
   DEVICE u32 place_of(int n, int last) const { return blocks_before + (last - n); }
 
   // One step: block n, and the values of the one before it, block n + KEY_STRIDE.
-  template <bool MASKED> DEVICE void step(TileRecord& record, int n, int last, bool is_final, int q_stage) {
+  DEVICE void step(TileRecord& record, int n, int last, bool is_final, int q_stage, Cuts cuts) {
     const u32 keys_at = place_of(n, last), values_at = keys_at - KEY_STRIDE;
     const int keys = stage_of<KV_STAGES>(keys_at), values = stage_of<KV_STAGES>(values_at);
     Scores s;
@@ -125,7 +125,7 @@ struct Consumer {
     wgmma_wait<1>();
     pin(flat(s));
     release_k(keys, q_stage, is_final);
-    finish<false, MASKED>(s, record, n, keys_at);
+    finish<false>(s, record, n, keys_at, cuts);
     const bool due = softmax<false>(s, record);
     wgmma_wait<0>();
     pin(flat_output());
@@ -139,7 +139,7 @@ struct Consumer {
   }
 
   // The first block of a tile, whose softmax nothing runs beside. TILES: of how many of its keys, the others being masked for all rows.
-  template <bool MASKED, int TILES> DEVICE void first_step(TileRecord& record, int n, int last, bool is_final, int q_stage) {
+  template <int TILES> DEVICE void first_step(TileRecord& record, int n, int last, bool is_final, int q_stage, Cuts cuts) {
     const int keys = stage_of<KV_STAGES>(place_of(n, last));
     Scores s;
     float(&products)[TILES * 4] = reinterpret_cast<float(&)[TILES * 4]>(s.at);
@@ -149,7 +149,7 @@ struct Consumer {
     wgmma_wait<0>();
     pin(products);
     release_k(keys, q_stage, is_final);
-    finish<true, MASKED, TILES>(s, record, n, place_of(n, last));
+    finish<true, TILES>(s, record, n, place_of(n, last), cuts);
     softmax<true, TILES>(s, record);
     round_weights<TILES>(s);
   }
@@ -228,21 +228,21 @@ struct Consumer {
     const auto is_cut_right = [&](int n) { return (n + 1) * BLOCK_KEYS > rows.all.end; };
     const auto is_cut_left = [&](int n) { return LEFT_EDGE && n * BLOCK_KEYS < rows.all.begin; };
 #ifdef HALF_FIRST
-    if (rows.any.end <= n * BLOCK_KEYS + BLOCK_KEYS / 2) first_step<true, KEY_TILES / 2>(record, n, last, is_final(n), q_stage);
+    if (rows.any.end <= n * BLOCK_KEYS + BLOCK_KEYS / 2) first_step<KEY_TILES / 2>(record, n, last, is_final(n), q_stage, {is_cut_left(n), true});
     else
 #endif
-    if (is_cut_right(n) || is_cut_left(n)) first_step<true, KEY_TILES>(record, n, last, is_final(n), q_stage);
-    else first_step<false, KEY_TILES>(record, n, last, is_final(n), q_stage);
+    if (is_cut_right(n) || is_cut_left(n)) first_step<KEY_TILES>(record, n, last, is_final(n), q_stage, {is_cut_left(n), true});
+    else first_step<KEY_TILES>(record, n, last, is_final(n), q_stage, {false, false});
     n -= KEY_STRIDE;
     // Without an edge that moves with the rows, the end of the sequence cuts the first block alone.
     if constexpr (RIGHT_EDGE)
 #pragma unroll 1
-      for (; n >= first && is_cut_right(n); n -= KEY_STRIDE) step<true>(record, n, last, is_final(n), q_stage);
+      for (; n >= first && is_cut_right(n); n -= KEY_STRIDE) step(record, n, last, is_final(n), q_stage, {is_cut_left(n), true});
 #pragma unroll 1
-    for (; n >= first && !is_cut_left(n); n -= KEY_STRIDE) step<false>(record, n, last, is_final(n), q_stage);
+    for (; n >= first && !is_cut_left(n); n -= KEY_STRIDE) step(record, n, last, is_final(n), q_stage, {false, false});
     if constexpr (LEFT_EDGE)
 #pragma unroll 1
-      for (; n >= first; n -= KEY_STRIDE) step<true>(record, n, last, is_final(n), q_stage);
+      for (; n >= first; n -= KEY_STRIDE) step(record, n, last, is_final(n), q_stage, {true, false});
     last_product(place_of(n + KEY_STRIDE, last));
     return last + 1 - first;
   }

@@ -99,7 +99,7 @@ struct Consumer {
     __syncwarp();
     if (is_leader()) mbarrier_arrive(block.shared.bias_empty(group));
 #endif
-    if (MASKED) mask_scores(s, p, record.sequence, place, n * BLOCK_KEYS);
+    if (MASKED) mask_scores(s, p, record.sequence, place, n * BLOCK_KEYS, {record.sequence.left_edge > -FAR_EDGE, true});
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) next_rescale[r] = 1.f;
     state.template raise_maximum<FIRST>(s, score, [&](int r, float factor) { next_rescale[r] = factor; });
     float added[LANE_ROWS];
