@@ -10,6 +10,7 @@
 constexpr int BLOCK_THREADS = CONSUMERS + 128;
 
 DEVICE void run_block(const Sm90Params& params, const Maps& maps) {
+  if (threadIdx.x == CONSUMERS) prefetch_maps(maps);
   extern __shared__ __align__(1024) unsigned char dynamic[];
   __shared__ TileRecord records[RECORDS];
   __shared__ SecondPass second_pass;

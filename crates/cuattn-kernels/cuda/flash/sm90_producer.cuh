@@ -6,6 +6,17 @@ struct Maps {
   const TensorMap *q, *k, *v, *o, *bias;
 };
 
+// Sends for the maps, which a launch finds in no cache: before anything else, and that of the output too, or the last store would wait.
+DEVICE void prefetch_maps(const Maps& maps) {
+  tma_prefetch_map(maps.q);
+  tma_prefetch_map(maps.k);
+  tma_prefetch_map(maps.v);
+  tma_prefetch_map(maps.o);
+#if BIAS != BIAS_NONE
+  tma_prefetch_map(maps.bias);
+#endif
+}
+
 // What every role needs.
 struct Block {
   const Sm90Params& params;
@@ -138,11 +149,6 @@ struct Loader {
   DEVICE u32 draw_tile() const { return leads_loads() ? draw(block.params.counter, block.source.tiles(block.params) - 1) : 0; }
 
   DEVICE void run() {
-    if (leads_loads()) {
-      tma_prefetch_map(block.maps.q);
-      tma_prefetch_map(block.maps.k);
-      tma_prefetch_map(block.maps.v);
-    }
     u32 drawn = blockIdx.x - gridDim.x;  // the first tiles are not drawn: block i begins with number i
     bool value_is_due = false;  // the last V of the tile before
     while (true) {
