@@ -45,12 +45,17 @@ struct Output {
   }
 };
 
+// How a tile is computed: without looking for the maximum of every block; with; and with a product that leaves masked keys out, because a
+// value came out non-finite (selected_product.cuh). The block as a whole goes from one to another, and only by what its numbers are.
+enum Attempt { FAST, CAREFUL, SELECTING };
+
 // What the block works on. It lives in shared memory, because the main loop has no registers to keep it in.
 struct BlockContext {
   Tile tile;
   Sequence sequence;
   int any_begin, any_end;  // keys that the block's rows see
   RowSpan warp_rows[WARPS];
+  Attempt attempt;
 
   DEVICE void fill(const FlashParams& p, const Tile& t) {
     const Sequence s = load_sequence(p, t);
@@ -63,6 +68,7 @@ struct BlockContext {
       sequence = s;
       any_begin = block_rows.any.begin;
       any_end = block_rows.any.end;
+      attempt = FAST;
     }
   }
 };

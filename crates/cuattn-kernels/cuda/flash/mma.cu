@@ -152,7 +152,7 @@ DEVICE void write_output(const FlashParams& p, const Tile& tile, const Output& o
 
 constexpr int WARP_SCRATCH = max_of<int>(BiasTile::WARP_BYTES, SelectedProduct::SCRATCH_BYTES);
 
-DEVICE void compute_tile(const FlashParams& p, const BlockContext& context, unsigned char* shared) {
+DEVICE void compute_tile(const FlashParams& p, BlockContext& context, unsigned char* shared) {
   const u32 q_tile = shared_address(shared);
   const u32 k_tiles = q_tile + SharedTile<QK_COLUMNS>::bytes(BLOCK_ROWS);
   const u32 v_tiles = k_tiles + STAGES * K_STAGE;
@@ -166,9 +166,7 @@ DEVICE void compute_tile(const FlashParams& p, const BlockContext& context, unsi
   const LanePlace place(tile);
   const LaneAddresses lane_at(q_tile, k_tiles, v_tiles);
 
-  // The second attempt is for a value that came out non-finite: see selected_product.cuh.
-  for (int attempt = 0;; ++attempt) {
-    const bool selecting = attempt != 0;
+  while (true) {
     Output o;
     SoftmaxState state;
     o.clear();
@@ -180,7 +178,6 @@ DEVICE void compute_tile(const FlashParams& p, const BlockContext& context, unsi
       load_keys<V_HEAD_DIM, V_COLUMNS>(v_tiles + (block & 1) * V_STAGE, p, p.v, p.v_strides, tile, first_key, sequence.kv_len);
     };
     load_queries(q_tile, p, tile);
-
     // The turn of a block begins by sending for the one before it; turn `end_block` does nothing else.
     for (int block = end_block; block >= first_block; --block) {
       cp_async_wait<0>();
@@ -195,24 +192,29 @@ DEVICE void compute_tile(const FlashParams& p, const BlockContext& context, unsi
       if (warp_rows.sees(first_key, first_key + BLOCK_KEYS)) {
         Scores s;
         multiply_qk(s, lane_at.q, lane_at.k + (block & 1) * K_STAGE);
+        const Attempt attempt = context.attempt;
+        const bool selecting = attempt == SELECTING;
         finish_scores(s, p, sequence, place, first_key, warp_scratch);
         if (!warp_rows.sees_all(first_key, first_key + BLOCK_KEYS)) mask_scores(s, p, sequence, place, first_key, {sequence.left_edge > -FAR_EDGE, true});
         const MaskedKeys masked = selecting ? masked_keys(s) : MaskedKeys{};
-        state.raise_maximum<false>(s, p.score, [&](int r, float factor) { o.scale_row(r, factor); });
-        float added[LANE_ROWS];
-        state.exponentiate(s, p.score, added);
-        state.add(added);
+        float rescale[LANE_ROWS];
+        const auto remember = [&](int r, float factor) { rescale[r] = factor; };
+        bool settled = attempt == FAST && state.is_settled();  // found anew: no register is left to keep it in
+        if (state.take<false>(s, p.score, settled, attempt != FAST, remember, [&] { state.spoil(); }))
+          UNROLL for (int r = 0; r < LANE_ROWS; ++r) o.scale_row(r, rescale[r]);
         if (selecting) SelectedProduct::accumulate(o, s, masked, v_tiles + (block & 1) * V_STAGE, warp_scratch);
         else multiply_pv(o, s, lane_at.v + (block & 1) * V_STAGE);
       }
       if (block > first_block) BiasTile::load(warp_scratch, p, tile, block - 1);
     }
-    const RowResult result = state.finish(p, place);
+    const bool lost = context.attempt == FAST && state.is_spoilt();
     cp_async_wait<0>();  // without a block to compute, the queries are still on their way to where the output is staged
-    if (!__syncthreads_or(!selecting && !o.is_finite())) {
-      write_output(p, tile, o, result, q_tile);
+    if (!__syncthreads_or(lost || (context.attempt != SELECTING && !o.is_finite()))) {
+      write_output(p, tile, o, state.finish(p, place), q_tile);
       break;
     }
+    const Attempt next = __syncthreads_or(lost) ? CAREFUL : SELECTING;
+    if (threadIdx.x == 0) context.attempt = next;  // nobody reads it before all have met again
   }
 }
 

@@ -3,6 +3,11 @@
 // Scores come either as plain q.k, to be multiplied by scale * log2(e) inside the exponential (scale > 0, nothing added); or, with
 // SOFTCAP alone, in units of the cap, likewise; or, with NATURAL, finished in natural units. The running maximum is raised only when a row
 // has outgrown it by 2^8: o and the sum share the stale one, so the quotient stays exact, and most blocks need no rescale.
+//
+// To look for the largest score of a block before the exponentials would take a fifth of the softmax's instructions. Once a warp's rows
+// have a maximum, it is not looked for any more (`take`): the exponentials' sum shows whether it has been outgrown, and what was computed
+// is scaled down. Only where that sum is close to infinite, at scores 83 above any before in natural units, is it too late: such a tile
+// is done again, carefully.
 #include "flash/fragments.cuh"
 #include "score.cuh"
 
@@ -56,6 +61,26 @@ struct SoftmaxState {
 #endif
   }
   static DEVICE float log2_units(const ScoreParams& p) { return natural_units(p) * LOG2E; }
+
+  // A block's scores become probabilities, and part of the sum. True, for the whole warp, if o must be multiplied, row r by the factor in
+  // `rescale(r, factor)`, before they are. `settled`: the block does without its largest score; becomes what `is_settled` says, unless the
+  // tile is `careful`. `lose()` is called where that was a mistake that cannot be made good. FIRST: see `raise_maximum`.
+  template <bool FIRST, int TILES = KEY_TILES, typename Flag, typename Rescale, typename Lose>
+  DEVICE bool take(Scores& s, const ScoreParams& p, bool& settled, const Flag& careful, Rescale rescale, Lose lose) {
+    bool due = false;
+    if (FIRST || !settled) {
+      due = raise_maximum<FIRST, TILES>(s, p, rescale);
+      settled = !careful && is_settled();
+    }
+    float added[LANE_ROWS];
+    exponentiate<TILES>(s, p, added, settled);
+    if (!FIRST && settled && is_outgrown(added)) {
+      if (!raise_afterwards<TILES>(s, p, added, rescale)) lose();
+      due = true;
+    }
+    add(added);
+    return due;
+  }
 
   // Raises the running maximum of rows that have outgrown it. True, for the whole warp, if any has: then o must be multiplied, row r
   // by the factor in `rescale(r, factor)`, before anything is added to it. FIRST: nothing was seen before, so nothing is rescaled.
@@ -123,6 +148,10 @@ struct SoftmaxState {
     UNROLL for (int r = 0; r < LANE_ROWS; ++r) outgrown |= !(added[r] <= OUTGROWN_SUM);
     return __any_sync(WARP_MASK, outgrown);
   }
+
+  // What a tile must be done again for, marked where no register is needed for it.
+  DEVICE void spoil() { sum[0] = __int_as_float(0x7fffffff); }
+  DEVICE bool is_spoilt() const { return sum[0] != sum[0]; }
 
   // Raises the maximum to the block's largest score after the exponentials, and scales everything that was computed with the old one; o
   // must be multiplied too, row r by the factor in `rescale(r, factor)`. False where their sum is so large that this cannot be undone.

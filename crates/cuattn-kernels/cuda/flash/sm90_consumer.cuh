@@ -4,10 +4,7 @@
 //   S = Q K(n) and, behind it, O += P V(n+1) are issued; while the second runs, the softmax turns S into the next P.
 // Two warpgroups take turns at issuing (PING_PONG), so that one's softmax runs under the other's products.
 //
-// To look for the largest score of a block before the exponentials would take a fifth of the softmax's instructions. Once a warp's rows
-// have a maximum, it is not looked for any more: the exponentials' sum shows whether it has been outgrown, and what was computed is
-// scaled down. Only where that sum is close to infinite, at scores 83 above any before in natural units, is it too late: such a tile
-// is done again, carefully (SecondPass).
+// A tile whose scores outgrow what the softmax can take without looking for their maximum is done again, carefully (SecondPass).
 #include "flash/sm90_producer.cuh"
 #include "flash/repair.cuh"
 
@@ -68,21 +65,8 @@ struct Consumer {
   }
 
   template <bool FIRST, int TILES = KEY_TILES> DEVICE bool softmax(Scores& s, TileRecord& record) {
-    const auto remember = [&](int r, float factor) { rescale[r] = factor; };
-    const ScoreParams& p = block.params.flash.score;
-    bool due = false;
-    if (FIRST || !settled) {
-      due = state.template raise_maximum<FIRST, TILES>(s, p, remember);
-      settled = !record.is_careful && state.is_settled();
-    }
-    float added[LANE_ROWS];
-    state.template exponentiate<TILES>(s, p, added, settled);
-    if (!FIRST && settled && SoftmaxState::is_outgrown(added)) {
-      if (!state.template raise_afterwards<TILES>(s, p, added, remember)) record.overflow = 1;
-      due = true;
-    }
-    state.add(added);
-    return due;
+    return state.template take<FIRST, TILES>(
+        s, block.params.flash.score, settled, record.is_careful, [&](int r, float factor) { rescale[r] = factor; }, [&] { record.overflow = 1; });
   }
 
   // Masks, and what else a score goes through before the softmax. `at`: the block's place in the ring.
