@@ -14,8 +14,8 @@ struct RowSpan {
     const int last = min_of(first_row + rows, sequence.q_len * pack_of(p)) - 1;
     KeyRange top{0, 0}, bottom{0, 0};
     if (last >= first_row) {
-      top = visible_keys(sequence, first_row / pack_of(p));
-      bottom = visible_keys(sequence, last / pack_of(p));
+      top = visible_keys(sequence, query_row(p, first_row));
+      bottom = visible_keys(sequence, query_row(p, last));
     }
     any = {warp_uniform(top.begin), warp_uniform(bottom.end)};
     all = {warp_uniform(bottom.begin), warp_uniform(top.end)};

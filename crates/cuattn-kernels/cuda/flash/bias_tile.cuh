@@ -35,8 +35,8 @@ struct BiasTile {
 
   static DEVICE void load(u32 tile_address, const FlashParams& p, const Tile& tile, int block) {
     constexpr int CHUNKS = BLOCK_KEYS / KEYS_PER_CHUNK;
-    const int lane = threadIdx.x & 31, rows = p.mask.q_len * p.pack;
-    const int first_row = computed_here(tile.first_row + (threadIdx.x >> 5) * WARP_ROWS);
+    const int thread = computed_here(threadIdx.x), lane = thread & 31, rows = p.mask.q_len * p.pack;
+    const int first_row = tile.first_row + (thread >> 5) * WARP_ROWS;
     __syncwarp();  // the warp has read the block before
 #pragma unroll 2
     for (int i = 0; i < ceil_div(WARP_ROWS * CHUNKS, 32); ++i) {

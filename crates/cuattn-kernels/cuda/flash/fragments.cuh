@@ -37,11 +37,14 @@ struct Output {
     }
   }
   DEVICE bool is_finite() const {
-    float zero = 0.f;  // infinity and NaN times 0 are NaN
-    UNROLL for (int m = 0; m < ROW_TILES; ++m)
+    float sum = 0.f;
+    UNROLL for (int m = 0; m < ROW_TILES; ++m) {
+      float zero[4] = {};  // infinity and NaN times 0 are NaN; in one chain they would take four cycles an element
       UNROLL for (int n = 0; n < V_TILES; ++n)
-        UNROLL for (int e = 0; e < 4; ++e) zero = fmaf(at[m][n][e], 0.f, zero);
-    return zero == 0.f;
+        UNROLL for (int e = 0; e < 4; ++e) zero[e] = fmaf(at[m][n][e], 0.f, zero[e]);
+      UNROLL for (int e = 0; e < 4; ++e) sum += zero[e];
+    }
+    return sum == 0.f;
   }
 };
 
@@ -55,6 +58,7 @@ struct BlockContext {
   Sequence sequence;
   int any_begin, any_end;  // keys that the block's rows see
   RowSpan warp_rows[WARPS];
+  const Scalar *k, *v;     // from key_base() on
   Attempt attempt;
 
   DEVICE void fill(const FlashParams& p, const Tile& t) {
@@ -68,6 +72,8 @@ struct BlockContext {
       sequence = s;
       any_begin = block_rows.any.begin;
       any_end = block_rows.any.end;
+      k = static_cast<const Scalar*>(p.k) + key_base(p.k_strides, t);
+      v = static_cast<const Scalar*>(p.v) + key_base(p.v_strides, t);
       attempt = FAST;
     }
   }

@@ -23,34 +23,31 @@
 constexpr int LANES_PER_ROW = 8;
 constexpr int ROWS_AT_ONCE = THREADS / LANES_PER_ROW;
 
-// Chunks `lane`, `lane + 8`, … of one row; columns from DIM on become zeros, and so does the whole row where it is not `valid`.
+// Chunks `lane`, `lane + 8`, … of one row; columns from DIM on become zeros, and so does the whole row where it is not `valid`: then it
+// may be any address. `row`: the lane's first chunk.
 template <int DIM, int COLUMNS> DEVICE void load_row(u32 address, const Scalar* row, bool valid) {
-  const int lane = threadIdx.x % LANES_PER_ROW;
   UNROLL for (int c = 0; c < ceil_div(COLUMNS / 8, LANES_PER_ROW); ++c) {
-    const int chunk = lane + c * LANES_PER_ROW;
+    const int chunk = threadIdx.x % LANES_PER_ROW + c * LANES_PER_ROW;
     if ((COLUMNS / 8) % LANES_PER_ROW != 0 && chunk >= COLUMNS / 8) break;
-    const bool inside = valid && (DIM == COLUMNS || chunk * 8 < DIM);
-    cp_async_16(address + c * 128, row + (inside ? chunk * 8 : 0), inside ? 16 : 0);
+    cp_async_16_or_zeros(address + c * 128, row + c * LANES_PER_ROW * 8, valid && (DIM == COLUMNS || chunk * 8 < DIM));
   }
 }
 
 // Keys [first, end) of the tile's sequence, of k or v, into BLOCK_KEYS rows at `address`; keys beyond become zeros.
 template <int DIM, int COLUMNS>
-DEVICE void load_keys(u32 address, const FlashParams& p, const void* tensor, const Strides& strides, const Tile& tile, int first, int end) {
-  const Scalar* base = static_cast<const Scalar*>(tensor) + key_base(strides, tile);
-  const int row = threadIdx.x / LANES_PER_ROW;
-  address += SharedTile<COLUMNS>::offset(row, threadIdx.x % LANES_PER_ROW);
+DEVICE void load_keys(u32 address, const FlashParams& p, const Scalar* base, const Strides& strides, const Tile& tile, int first, int end) {
+  const int thread = computed_here(threadIdx.x), row = thread / LANES_PER_ROW, lane = thread % LANES_PER_ROW;
+  address += SharedTile<COLUMNS>::offset(row, lane);
 #ifndef PAGED
-  const Scalar* source = base + key_offset(p, strides, tile, first + row);
+  const Scalar* source = base + key_offset(p, strides, tile, first + row) + lane * 8;
 #endif
   UNROLL for (int i = 0; i < ceil_div(BLOCK_KEYS, ROWS_AT_ONCE); ++i) {
     if (BLOCK_KEYS % ROWS_AT_ONCE != 0 && row + i * ROWS_AT_ONCE >= BLOCK_KEYS) break;
-    const int key = first + row + i * ROWS_AT_ONCE;
-    const bool valid = key < end;
+    const bool valid = first + row + i * ROWS_AT_ONCE < end;
 #ifdef PAGED
-    const Scalar* source = base + (valid ? key_offset(p, strides, tile, key) : 0);
+    const Scalar* source = base + (valid ? key_offset(p, strides, tile, first + row + i * ROWS_AT_ONCE) : 0) + lane * 8;
 #endif
-    load_row<DIM, COLUMNS>(address + i * ROWS_AT_ONCE * SharedTile<COLUMNS>::PITCH, valid ? source : base, valid);
+    load_row<DIM, COLUMNS>(address + i * ROWS_AT_ONCE * SharedTile<COLUMNS>::PITCH, source, valid);
 #ifndef PAGED
     source += ROWS_AT_ONCE * strides.row;
 #endif
@@ -62,11 +59,11 @@ DEVICE void load_queries(u32 tile_address, const FlashParams& p, const Tile& til
   const Scalar* base = static_cast<const Scalar*>(p.q) + query_base(p.q_strides, tile);
   const int rows = query_len(p, tile) * p.pack;
 #pragma unroll 1
-  for (int row = threadIdx.x / LANES_PER_ROW; row < BLOCK_ROWS; row += ROWS_AT_ONCE) {
+  for (int row = computed_here(threadIdx.x) / LANES_PER_ROW; row < BLOCK_ROWS; row += ROWS_AT_ONCE) {
     const bool valid = tile.first_row + row < rows;
     const PackedRow at = unpack_row(p, tile, valid ? tile.first_row + row : 0);
     load_row<HEAD_DIM, QK_COLUMNS>(tile_address + SharedTile<QK_COLUMNS>::offset(row, threadIdx.x % LANES_PER_ROW),
-                                   base + at.head * p.q_strides.head + at.row * p.q_strides.row, valid);
+                                   base + at.head * p.q_strides.head + at.row * p.q_strides.row + threadIdx.x % LANES_PER_ROW * 8, valid);
   }
 }
 
@@ -174,8 +171,8 @@ DEVICE void compute_tile(const FlashParams& p, BlockContext& context, unsigned c
 
     const auto load_block = [&](int block) {
       const int first_key = block * BLOCK_KEYS;
-      load_keys<HEAD_DIM, QK_COLUMNS>(k_tiles + (block & 1) * K_STAGE, p, p.k, p.k_strides, tile, first_key, sequence.kv_len);
-      load_keys<V_HEAD_DIM, V_COLUMNS>(v_tiles + (block & 1) * V_STAGE, p, p.v, p.v_strides, tile, first_key, sequence.kv_len);
+      load_keys<HEAD_DIM, QK_COLUMNS>(k_tiles + (block & 1) * K_STAGE, p, context.k, p.k_strides, tile, first_key, sequence.kv_len);
+      load_keys<V_HEAD_DIM, V_COLUMNS>(v_tiles + (block & 1) * V_STAGE, p, context.v, p.v_strides, tile, first_key, sequence.kv_len);
     };
     load_queries(q_tile, p, tile);
     // The turn of a block begins by sending for the one before it; turn `end_block` does nothing else.
