@@ -546,13 +546,15 @@ fn many_tiles_again(cx: &Context<'_>) -> anyhow::Result<()> {
     scale_rows(&mut inputs.k, problem.dtype, head_dim, |row| {
         if row / kv_len % 8 == 0 { 1.0 } else { growth_at(row % kv_len, kv_len, 100.0) }
     });
-    check_inputs(cx, &Flash, &problem, &inputs, 0)?;
-    let plan = Flash.plan(cx.runtime(), &problem)?;
-    let first = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
-    for _ in 0..cx.scaled(4, 1) {
-        ensure!(Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)? == first, "two launches differ");
+    for engine in [&Flash as &dyn Engine, &MMA] {
+        check_inputs(cx, engine, &problem, &inputs, 0)?;
+        let plan = engine.plan(cx.runtime(), &problem)?;
+        let first = Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)?;
+        for _ in 0..cx.scaled(4, 1) {
+            ensure!(Launched::run(cx.runtime(), plan.as_ref(), &inputs, 0)? == first, "two launches differ");
+        }
+        cx.count(1);
     }
-    cx.count(1);
     Ok(())
 }
 

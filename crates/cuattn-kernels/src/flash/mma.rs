@@ -106,10 +106,13 @@ pub struct Demand {
 /// What tuning measures beside the tiles of the table.
 const CANDIDATES: &[Tile] = &[
     tile(4, 2, 128, 1),
+    tile(4, 2, 128, 2),
     tile(4, 2, 96, 2),
     tile(4, 2, 64, 2),
     tile(4, 2, 48, 2),
+    tile(4, 2, 48, 3),
     tile(4, 2, 32, 2),
+    tile(4, 2, 32, 3),
     tile(8, 2, 64, 1),
     tile(8, 2, 48, 1),
     tile(8, 2, 32, 1),
