@@ -16,6 +16,12 @@ constexpr float LAZY_RESCALE_LOG2 = 0.f;  // probabilities must not exceed 1
 #else
 constexpr float LAZY_RESCALE_LOG2 = 8.f;
 #endif
+// Whether settled rows have their biases only added (`biased` in mask.cuh).
+#if defined(BIAS_BY_COPY_ENGINE) && (BIAS == BIAS_ELEMENT || BIAS == BIAS_F32)
+constexpr bool ADDS_BIAS = true;
+#else
+constexpr bool ADDS_BIAS = false;
+#endif
 // A lane's sum of a block that shows a maximum outgrown: more than the above allows it. Its parts must fit float16.
 constexpr float OUTGROWN_SUM = 32768.f;
 static_assert(BLOCK_KEYS / 4 * 256 <= 32768, "a maximum that was looked for is not outgrown");
@@ -74,7 +80,7 @@ struct SoftmaxState {
     }
     float added[LANE_ROWS];
     exponentiate<TILES>(s, p, added, settled);
-    if (!FIRST && settled && is_outgrown(added)) {
+    if (!FIRST && (!ADDS_BIAS || settled) && is_outgrown(added)) {
       if (!raise_afterwards<TILES>(s, p, added, rescale)) lose();
       due = true;
     }
@@ -141,11 +147,11 @@ struct SoftmaxState {
     return __all_sync(WARP_MASK, settled);
   }
 
-  // Whether what a block adds to the sums shows that a row's maximum lies far below the block's largest score, or that some score is not a
-  // number.
+  // Whether what a block adds to the sums shows that a row's maximum lies far below the block's largest score; or, where biases are only
+  // added, that some sum with one is not a number.
   static DEVICE bool is_outgrown(const float (&added)[LANE_ROWS]) {
     bool outgrown = false;
-    UNROLL for (int r = 0; r < LANE_ROWS; ++r) outgrown |= !(added[r] <= OUTGROWN_SUM);
+    UNROLL for (int r = 0; r < LANE_ROWS; ++r) outgrown |= ADDS_BIAS ? !(added[r] <= OUTGROWN_SUM) : added[r] > OUTGROWN_SUM;
     return __any_sync(WARP_MASK, outgrown);
   }
 

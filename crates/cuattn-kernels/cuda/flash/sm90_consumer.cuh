@@ -8,8 +8,6 @@
 #include "flash/sm90_producer.cuh"
 #include "flash/repair.cuh"
 
-constexpr bool ADDS_BIAS = BIAS == BIAS_ELEMENT || BIAS == BIAS_F32;
-
 struct Consumer {
   const Block& block;
   const int group;     // which warpgroup
