@@ -6,6 +6,7 @@ pub mod mma;
 pub mod simt;
 pub mod sm90;
 pub mod sm90_f32;
+pub mod tiles;
 
 /// Smallest head size of the tensor-core paths, but for `mma` of packed sequences. A head of 8 wastes half of each product, and where
 /// few keys share a row's weight the rounding of probabilities to 16 bits shows in the result.
