@@ -121,8 +121,10 @@ impl Report {
                 let choice = case.choice().unwrap_or(f64::NAN);
                 for one in &case.candidates {
                     if let Some(tflops) = one.tflops {
-                        logs.entry(&one.tile).or_default().push((tflops / choice).ln());
-                        *chosen.entry(&one.tile).or_default() += usize::from(one.is_choice);
+                        for tile in std::iter::once(&one.tile).chain(&one.same_tile) {
+                            logs.entry(tile).or_default().push((tflops / choice).ln());
+                            *chosen.entry(tile).or_default() += usize::from(one.is_choice);
+                        }
                     }
                 }
             }

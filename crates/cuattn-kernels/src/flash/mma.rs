@@ -82,7 +82,7 @@ impl Demand {
     }
 }
 
-/// What tuning measures beside the tiles of the table.
+/// What tuning measures beside the tiles of the table. Those that it has today are among them, or a table that changes would forget them.
 const CANDIDATES: &[Tile] = &[
     tile(4, 2, 128, 1),
     tile(4, 2, 128, 2),
@@ -107,6 +107,12 @@ const CANDIDATES: &[Tile] = &[
     tile(4, 1, 64, 3),
     tile(4, 1, 32, 2),
     tile(4, 1, 32, 3),
+    tile(4, 1, 64, 4),
+    tile(4, 1, 32, 4),
+    tile(4, 1, 32, 1),
+    tile(4, 2, 64, 1),
+    tile(4, 2, 48, 1),
+    SMALLEST_TILE,
 ];
 
 /// What a device offers a kernel, as far as the choice of a tile depends on it.

@@ -83,7 +83,7 @@ struct Candidates {
     tiles: &'static [Tile],
 }
 
-/// What tuning measures beside the tiles of the table.
+/// What tuning measures beside the tiles of the table. Those that it has today are among them, or a table that changes would forget them.
 const CANDIDATES: &[Candidates] = &[
     Candidates {
         head_dim: 64,
@@ -95,6 +95,10 @@ const CANDIDATES: &[Candidates] = &[
             tile([4, 2, 8, 64, 64, 64, 3]),
             tile([4, 2, 8, 32, 64, 64, 4]),
             tile([8, 2, 8, 64, 64, 64, 1]),
+            tile([4, 4, 8, 64, 64, 64, 2]),
+            tile([4, 4, 4, 64, 64, 64, 2]),
+            tile([4, 2, 4, 64, 64, 64, 2]),
+            tile([4, 2, 1, 64, 64, 64, 4]),
         ],
     },
     Candidates {
@@ -112,9 +116,22 @@ const CANDIDATES: &[Candidates] = &[
             tile([12, 2, 8, 32, 128, 128, 1]),
             tile([4, 2, 8, 64, 64, 128, 2]),
             tile([4, 2, 8, 32, 64, 128, 3]),
+            tile([4, 2, 8, 64, 128, 128, 2]),
+            tile([4, 2, 8, 32, 128, 128, 2]),
+            tile([4, 2, 4, 64, 128, 128, 2]),
+            tile([4, 2, 1, 64, 128, 128, 2]),
         ],
     },
-    Candidates { head_dim: usize::MAX, tiles: &[tile([8, 2, 8, 64, 64, 128, 1]), tile([4, 2, 8, 32, 64, 128, 3])] },
+    Candidates {
+        head_dim: usize::MAX,
+        tiles: &[
+            tile([8, 2, 8, 64, 64, 128, 1]),
+            tile([4, 2, 8, 32, 64, 128, 3]),
+            tile([4, 2, 8, 64, 64, 128, 2]),
+            tile([4, 2, 4, 64, 64, 128, 2]),
+            tile([4, 2, 1, 64, 64, 256, 2]),
+        ],
+    },
 ];
 
 /// What is to be computed and on what, as far as the choice of a tile depends on it.

@@ -233,6 +233,10 @@ const fn split(block_keys: usize) -> Tile {
     Tile { ping_pong: false, half_first: false, split_keys: true, ..tile(2, block_keys, 2, 4) }
 }
 
+const fn short(block_keys: usize, kv_stages: usize) -> Tile {
+    Tile { blocks_per_multiprocessor: 2, ..tile(1, block_keys, 2, kv_stages) }
+}
+
 /// The rows of the table, in the order in which they are asked.
 static CHOICES: LazyLock<Vec<Choice<Tile>>> = LazyLock::new(|| tiles::choices("sm90", Tile::parse));
 
@@ -263,6 +267,7 @@ const CANDIDATES: &[Candidates] = &[
             tile(3, 128, 2, 3),
             tile(3, 128, 2, 4),
             split(128),
+            short(64, 3),
         ],
     },
     Candidates {
@@ -275,6 +280,7 @@ const CANDIDATES: &[Candidates] = &[
             tile(2, 160, 1, 2),
             tile(2, 176, 1, 2),
             split(64),
+            short(64, 2),
         ],
     },
     Candidates {
@@ -389,8 +395,9 @@ impl Sm90 {
 
     /// Whether the tile fits a block, and its bias the tile: in whole panels, and in one sequence of blocks.
     fn is_legal(&self) -> bool {
+        let is_one_sequence = !self.tile.split_keys && self.tile.blocks_per_multiprocessor == 1;
         let bias_fits = self.bias == BiasKind::None
-            || !self.tile.split_keys && self.tile.block_keys.is_multiple_of(PANEL * 2 / self.bias.size(self.element));
+            || is_one_sequence && self.tile.block_keys.is_multiple_of(PANEL * 2 / self.bias.size(self.element));
         self.shared_bytes() <= self.tile.most_shared_bytes() && bias_fits
     }
 
@@ -592,7 +599,7 @@ mod tests {
     fn a_row_is_named_where_its_tile_is_used_unchanged() {
         let demand = Demand::PLENTY;
         let plain = Sm90::plain(Element::Bf16, 128, 128, demand);
-        assert_eq!(plain.row(demand).unwrap().key(), "sm90,128,128,always,\"tile(2, 128, 2, 2)\"");
+        assert_eq!(plain.row(demand).unwrap().tile, plain.tile.to_string());
         assert!(plain.with_bias(BiasKind::Element).unwrap().row(demand).is_none());
         let softcap = Demand { softcap: true, ..demand };
         assert!(Sm90::plain(Element::Bf16, 128, 128, softcap).row(softcap).is_none());
