@@ -410,6 +410,6 @@ simt,128,128,filled,\"tile([4, 2, 4, 64, 128, 128, 2])\",unmeasured,,,
         assert_eq!(changed, [format!("sm90,128,128,always,\"tile(2, 64, 2, 4)\",{TAIL}")]);
         assert!(next.to_string().contains("CHANGED, +20.0 % over tile(2, 128, 2, 2); not by Tile { polynomial"));
         // It ran at a smaller head size.
-        assert!(left(SM90, "tile(2, 128, 2, 2)", "tile(2, 128, 2, 4)").contains("heads of 128 and 128 do not fit"));
+        assert!(left(SM90, "tile(2, 128, 2, 2)", "tile(2, 128, 2, 4)").contains("does not fit every device of sm90"));
     }
 }

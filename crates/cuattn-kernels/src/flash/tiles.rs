@@ -120,18 +120,46 @@ impl Row {
     /// What tells this row from the others: its columns up to the tile. A row whose tile was replaced is another one.
     pub fn key(&self) -> String {
         let Self { path, condition, tile, .. } = self;
+        let [head_dim, v_head_dim] = self.dims();
+        format!("{path},{head_dim},{v_head_dim},{condition},\"{tile}\"")
+    }
+
+    /// As the columns have them.
+    fn dims(&self) -> [String; 2] {
         let dim = |dim: usize| if dim == usize::MAX { "*".to_owned() } else { dim.to_string() };
-        format!("{path},{},{},{condition},\"{tile}\"", dim(self.head_dim), dim(self.v_head_dim))
+        [self.head_dim, self.v_head_dim].map(dim)
     }
 
     /// This row with another tile.
     ///
     /// # Errors
     ///
-    /// Why that is no tile for the row: the path has no such tile, or it does not fit the row's heads.
+    /// Why that is no tile for the row: the path has no such tile, or it does not fit where nothing asks again whether it does.
     pub fn with_tile(&self, tile: &str) -> Result<Self, String> {
-        check_tile(&self.path, tile, self.head_dim, self.v_head_dim)?;
-        Ok(Self { tile: tile.to_owned(), ..self.clone() })
+        let row = Self { tile: tile.to_owned(), ..self.clone() };
+        row.check_tile()?;
+        Ok(row)
+    }
+
+    /// Whether the text is a tile of the path, and one that fits: on most rows of `mma` and `simt` that is asked again for each device,
+    /// and the next row is taken where it does not.
+    fn check_tile(&self) -> Result<(), String> {
+        let Self { path, head_dim, v_head_dim, condition, tile: text, .. } = self;
+        let fits = match path.as_str() {
+            "sm90" => sm90::Tile::parse(text).map(|tile| tile.fits(*head_dim, *v_head_dim)),
+            "sm90_f32" => sm90_f32::Tile::parse(text).map(|tile| tile.fits(*head_dim, *v_head_dim)),
+            "mma" => mma::Tile::parse(text).map(|_| true),
+            "simt" => simt::Tile::parse(text).map(|tile| *condition != Condition::Always || tile.fits_any_device()),
+            _ => return Err(format!("no path `{path}`")),
+        };
+        let [head_dim, v_head_dim] = self.dims();
+        match fits {
+            Some(true) => Ok(()),
+            Some(false) => {
+                Err(format!("`{text}` does not fit every device of {path} with heads of {head_dim} and {v_head_dim}"))
+            }
+            None => Err(format!("`{text}` is no tile of {path}")),
+        }
     }
 
     const fn holds(&self, head_dim: usize, v_head_dim: usize) -> bool {
@@ -179,22 +207,6 @@ pub(super) fn numbers<const N: usize>(text: &str, before: &str, after: &str) -> 
     list.split(", ").map(number).collect::<Option<Vec<_>>>()?.try_into().ok()
 }
 
-/// Whether the text is a tile of the path that such heads fit. Where a path looks for that anyway when it chooses, any tile will do.
-fn check_tile(path: &str, text: &str, head_dim: usize, v_head_dim: usize) -> Result<(), String> {
-    let fits = match path {
-        "sm90" => sm90::Tile::parse(text).map(|tile| tile.fits(head_dim, v_head_dim)),
-        "sm90_f32" => sm90_f32::Tile::parse(text).map(|tile| tile.fits(head_dim, v_head_dim)),
-        "mma" => mma::Tile::parse(text).map(|_| true),
-        "simt" => simt::Tile::parse(text).map(|_| true),
-        _ => return Err(format!("no path `{path}`")),
-    };
-    match fits {
-        Some(true) => Ok(()),
-        Some(false) => Err(format!("heads of {head_dim} and {v_head_dim} do not fit `{text}`")),
-        None => Err(format!("`{text}` is no tile of {path}")),
-    }
-}
-
 /// A table that does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the table of tiles: {what}")]
@@ -235,8 +247,6 @@ fn parse_row(line: usize, text: &str) -> Result<Row, String> {
         "*" => Ok(usize::MAX),
         _ => text.parse().map_err(|_| format!("`{text}` is no head size")),
     };
-    let (head_dim, v_head_dim) = (dim(head_dim)?, dim(v_head_dim)?);
-    check_tile(path, tile, head_dim, v_head_dim)?;
     let known = Condition::parse(condition).filter(|condition| condition.is_of(path));
     let condition = known.ok_or_else(|| format!("{path} has no condition `{condition}`"))?;
     let measured = match [*report, *device, *driver, *date] {
@@ -249,8 +259,11 @@ fn parse_row(line: usize, text: &str) -> Result<Row, String> {
             Some(Measured { report, device, driver, date })
         }
     };
+    let (head_dim, v_head_dim) = (dim(head_dim)?, dim(v_head_dim)?);
     let (path, tile) = ((*path).to_owned(), tile.to_owned());
-    Ok(Row { line, path, head_dim, v_head_dim, condition, tile, measured })
+    let row = Row { line, path, head_dim, v_head_dim, condition, tile, measured };
+    row.check_tile()?;
+    Ok(row)
 }
 
 #[cfg(test)]
@@ -325,12 +338,15 @@ mod tests {
         let wide = row("sm90,128,128,always,\"tile(2, 128, 2, 2)\"");
         assert_eq!(wide.with_tile("tile(2, 64, 2, 4)").unwrap().tile, "tile(2, 64, 2, 4)");
         let error = wide.with_tile("tile(2, 128, 2, 3)").unwrap_err();
-        assert_eq!(error, "heads of 128 and 128 do not fit `tile(2, 128, 2, 3)`");
+        assert_eq!(error, "`tile(2, 128, 2, 3)` does not fit every device of sm90 with heads of 128 and 128");
         // An option that is gone.
         let gone = "Tile { polynomial: 4, ..tile(2, 128, 2, 2) }";
         assert_eq!(wide.with_tile(gone).unwrap_err(), format!("`{gone}` is no tile of sm90"));
         assert!(row("sm90_f32,128,128,always,\"tile(2, 64, 2)\"").with_tile("tile(2, 128, 2)").is_err());
         assert!(row("mma,128,128,rows up to 64,\"tile(4, 1, 64, 2)\"").with_tile("tile(4, 1, 48, 3)").is_ok());
+        let (tall, low) = ("tile([4, 2, 8, 64, 128, 128, 2])", "tile([4, 2, 1, 64, 128, 128, 2])");
+        assert!(row(&format!("simt,128,128,filled,\"{low}\"")).with_tile(tall).is_ok());
+        assert!(row(&format!("simt,128,128,always,\"{low}\"")).with_tile(tall).is_err());
     }
 
     #[test]
@@ -340,7 +356,7 @@ mod tests {
             ("sm90,64,64,\"tile(2, 128, 2, 2)\",unmeasured,,,", "not the columns"),
             ("sm80,64,64,always,\"tile(2, 128, 2, 2)\",unmeasured,,,", "no path `sm80`"),
             ("sm90,64,64,always,\"tile(2, 128, 2)\",unmeasured,,,", "`tile(2, 128, 2)` is no tile of sm90"),
-            ("sm90,256,256,always,\"tile(2, 128, 2, 2)\",unmeasured,,,", "heads of 256 and 256 do not fit `tile(2,"),
+            ("sm90,256,256,always,\"tile(2, 128, 2, 2)\",unmeasured,,,", "`tile(2, 128, 2, 2)` does not fit every"),
             ("sm90,64,d,always,\"tile(2, 128, 2, 2)\",unmeasured,,,", "`d` is no head size"),
             ("sm90,64,64,filled,\"tile(2, 128, 2, 2)\",unmeasured,,,", "sm90 has no condition `filled`"),
             ("mma,64,64,rows up to x,\"tile(4, 2, 64, 2)\",unmeasured,,,", "mma has no condition `rows up to x`"),
