@@ -113,7 +113,12 @@ fn read(path: &Path) -> anyhow::Result<Report> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let report: Report =
         serde_json::from_str(&text).with_context(|| format!("{} is no tuning report", path.display()))?;
-    ensure!(report.schema == SCHEMA, "this report is of version {}, and this program reads {SCHEMA}", report.schema);
+    let known = 1..=SCHEMA;
+    ensure!(
+        known.contains(&report.schema),
+        "this report is of version {}, and this program reads {known:?}",
+        report.schema
+    );
     Ok(report)
 }
 

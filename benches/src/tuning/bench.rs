@@ -63,6 +63,7 @@ impl Bench {
         let mut report = CaseReport {
             case: case.name.clone(),
             group: case.group.clone(),
+            row: None,
             flops: case.problem.work().flops,
             error: None,
             candidates: Vec::new(),
@@ -77,10 +78,14 @@ impl Bench {
         let begun = Instant::now();
         let problem = &case.problem;
         let candidates = tuning::candidates(self.runtime.capabilities(), problem, case.path)?;
-        report.candidates = candidates
-            .iter()
-            .map(|one| Measured { tile: one.tile().into(), is_choice: one.is_choice(), ..Measured::default() })
-            .collect();
+        report.row = candidates.iter().find_map(Candidate::row);
+        let measured = |one: &Candidate| Measured {
+            tile: one.tile().into(),
+            same_tile: one.same_tile().map(Into::into),
+            is_choice: one.is_choice(),
+            ..Measured::default()
+        };
+        report.candidates = candidates.iter().map(measured).collect();
         let plans = self.plan_all(&candidates);
         let workspace = plans.iter().flatten().map(|plan| plan.workspace().bytes).max().unwrap_or(0);
         let memory = self.memory(problem, workspace)?;

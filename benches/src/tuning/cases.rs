@@ -22,6 +22,7 @@ const TOKENS: usize = 16_384;
 /// Every case, those of which the tables know least first.
 pub fn cases() -> Vec<Case> {
     let mut all = single_precision();
+    all.extend(of_few_tiles_or_rows());
     all.extend(masked(Path::Mma));
     all.extend(masked(Path::Sm90));
     all.extend(softcapped());
@@ -66,6 +67,35 @@ fn single_precision() -> Vec<Case> {
         paths.iter().map(move |&path| case(path, shape, DType::F32, causal))
     })
     .collect()
+}
+
+/// For the rows of the table that are meant for grids too small for the device, for short sequences and for few queries, and for those of
+/// head sizes that no other case has.
+fn of_few_tiles_or_rows() -> Vec<Case> {
+    let mut all = Vec::new();
+    let mut push = |kind: &str, case: Case| {
+        all.push(Case { name: format!("{} {kind}", case.name), group: format!("{} {kind}", case.group), ..case });
+    };
+    for head_dim in [64, 128] {
+        for (heads, len, causal) in [(8, 512, false), (8, 512, true), (16, 1024, true)] {
+            push("few tiles", case(Path::Sm90, shape(1, heads, len, head_dim), DType::Bf16, causal));
+        }
+        for (len, causal) in [(64, false), (96, true)] {
+            push("short", case(Path::Sm90, shape(TOKENS / len, heads(head_dim), len, head_dim), DType::Bf16, causal));
+        }
+        for (len, causal) in [(64, false), (128, false), (128, true)] {
+            push("short", case(Path::Mma, shape(TOKENS / len, heads(head_dim), len, head_dim), DType::Bf16, causal));
+        }
+    }
+    for causal in [false, true] {
+        push("wide values", case(Path::Sm90, shape(4, heads(192), 4096, 192), DType::Bf16, causal));
+    }
+    for head_dim in [64, 128, 256] {
+        let few_rows = |q_len| Shape { q_len, ..shape(16, heads(head_dim), 4096, head_dim) };
+        push("few rows", case(Path::Mma, few_rows(16), DType::Bf16, false));
+        push("few rows", case(Path::Simt, few_rows(8), DType::F32, false));
+    }
+    all
 }
 
 fn masked(path: Path) -> Vec<Case> {
@@ -136,6 +166,21 @@ mod tests {
             assert!(names.insert(case.name.clone()), "twice: {}", case.name);
             let candidates = cuattn_flash::tuning::candidates(&device, &case.problem, case.path).unwrap();
             assert!(candidates.len() > 1, "{}", case.name);
+        }
+    }
+
+    #[test]
+    fn some_row_of_each_head_size_and_condition_has_a_case() {
+        // Of several such rows, those after the first are for smaller devices.
+        let kind = |key: &str| key.split_once('"').unwrap().0.to_owned();
+        let device = curt::Capabilities::h200();
+        let row = |case: &Case| {
+            let candidates = cuattn_flash::tuning::candidates(&device, &case.problem, case.path).unwrap();
+            candidates[0].row()
+        };
+        let have: HashSet<_> = cases().iter().filter_map(row).map(|key| kind(&key)).collect();
+        for row in cuattn_kernels::flash::tiles::table() {
+            assert!(have.contains(&kind(&row.key())), "no case is of line {}: {}", row.line, row.key());
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which tile is the fastest: every candidate of the flash engine's paths, on the problems that the tables are made for.
 //!
-//! [`cases`] are the problems, [`Bench`] measures them, and a [`Report`] keeps what came out and sums it up as rows of a table.
+//! [`cases`] are the problems, [`Bench`] measures them, and a [`Report`] keeps what came out and sums it up. `cargo xtask tune
+//! --write` writes the table of tiles from it.
 
 mod bench;
 mod cases;

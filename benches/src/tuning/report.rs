@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the file.
-pub const SCHEMA: u32 = 1;
+/// The version of the file. The first one said neither `row` nor `same_tile`.
+pub const SCHEMA: u32 = 2;
 
 /// A whole run: one process, one device.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -38,6 +38,9 @@ pub struct CaseReport {
     pub case: String,
     /// The rows of the table that it speaks for.
     pub group: String,
+    /// The row of the table that its choice comes from unchanged: the columns up to the tile.
+    #[serde(default)]
+    pub row: Option<String>,
     /// Floating-point operations that the problem needs.
     pub flops: f64,
     /// Why nothing was measured, where nothing was.
@@ -51,6 +54,9 @@ pub struct CaseReport {
 pub struct Measured {
     /// Its tile, as the table has it.
     pub tile: String,
+    /// What the table would call the same kernel as well.
+    #[serde(default)]
+    pub same_tile: Option<String>,
     /// Whether the table chose it.
     pub is_choice: bool,
     /// What its plan says of it.
@@ -115,8 +121,10 @@ impl Report {
                 let choice = case.choice().unwrap_or(f64::NAN);
                 for one in &case.candidates {
                     if let Some(tflops) = one.tflops {
-                        logs.entry(&one.tile).or_default().push((tflops / choice).ln());
-                        *chosen.entry(&one.tile).or_default() += usize::from(one.is_choice);
+                        for tile in std::iter::once(&one.tile).chain(&one.same_tile) {
+                            logs.entry(tile).or_default().push((tflops / choice).ln());
+                            *chosen.entry(tile).or_default() += usize::from(one.is_choice);
+                        }
                     }
                 }
             }
@@ -154,7 +162,7 @@ mod tests {
                 ..Measured::default()
             })
             .collect();
-        CaseReport { case: name.into(), group: "mma d64".into(), flops: 1e9, error: None, candidates }
+        CaseReport { case: name.into(), group: "mma d64".into(), row: None, flops: 1e9, error: None, candidates }
     }
 
     fn report() -> Report {

@@ -4,6 +4,7 @@ use cuattn_core::lowering::{bias_kind, element};
 use cuattn_core::{DType, Problem, Reason};
 use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::mma::{self, Demand, Limits, Mma};
+use cuattn_kernels::flash::tiles::Row;
 use curt::Capabilities;
 
 use crate::Path;
@@ -28,6 +29,11 @@ pub(crate) fn kernel(device: &Capabilities, problem: &Problem) -> Result<Kernel,
 pub(crate) fn candidates(device: &Capabilities, problem: &Problem) -> Result<Vec<Kernel>, Vec<Reason>> {
     let variants = variant(device, problem)?.candidates(demand(problem), limits(device));
     variants.iter().map(|variant| kernel_of(problem, variant)).collect()
+}
+
+/// The row of the table whose tile [`kernel`] takes as it is.
+pub(crate) fn row(device: &Capabilities, problem: &Problem) -> Option<&'static Row> {
+    variant(device, problem).ok()?.row(demand(problem), limits(device))
 }
 
 /// The variant for `problem`, in whatever tile.
@@ -71,6 +77,7 @@ fn kernel_of(problem: &Problem, variant: &Mma) -> Result<Kernel, Vec<Reason>> {
     Ok(Kernel {
         path: Path::Mma,
         tile: variant.tile.to_string(),
+        same_tile: None,
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,

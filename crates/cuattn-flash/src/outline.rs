@@ -16,6 +16,8 @@ pub(crate) struct Kernel {
     pub(crate) path: Path,
     /// Its tile, as the table of tiles has it.
     pub(crate) tile: String,
+    /// What the table would call the same kernel as well.
+    pub(crate) same_tile: Option<String>,
     pub(crate) source: Source,
     pub(crate) grid: Grid,
     pub(crate) threads: u32,

@@ -4,6 +4,7 @@ use cuattn_core::lowering::{bias_kind, element};
 use cuattn_core::{Problem, Reason};
 use cuattn_kernels::flash::simt::{Demand, Simt};
 use cuattn_kernels::flash::sm90_f32;
+use cuattn_kernels::flash::tiles::Row;
 use curt::Capabilities;
 
 use crate::Path;
@@ -25,6 +26,12 @@ pub(crate) fn candidates(device: &Capabilities, problem: &Problem) -> Result<Vec
     let shape = problem.shape;
     let variants = variant(device, problem)?.candidates(shape.head_dim, shape.v_head_dim, demand(device, problem));
     variants.iter().map(|variant| kernel_of(problem, variant)).collect()
+}
+
+/// The row of the table whose tile [`kernel`] takes as it is.
+pub(crate) fn row(device: &Capabilities, problem: &Problem) -> Option<&'static Row> {
+    let shape = problem.shape;
+    variant(device, problem).ok()?.row(shape.head_dim, shape.v_head_dim, demand(device, problem))
 }
 
 fn demand(device: &Capabilities, problem: &Problem) -> Demand {
@@ -70,6 +77,7 @@ fn kernel_of(problem: &Problem, variant: &Simt) -> Result<Kernel, Vec<Reason>> {
     Ok(Kernel {
         path: Path::Simt,
         tile: variant.tile.to_string(),
+        same_tile: None,
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,

@@ -5,6 +5,7 @@ use cuattn_core::{Bias, BiasKind, DType, LaunchError, Operand, Operands, Problem
 use cuattn_kernels::abi::{FlashParams, HopperParams, Sm90Params};
 use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::sm90::{Demand, GROUP_ROWS, MAX_HEAD_DIM, PANEL, Sm90, boxed_heads};
+use cuattn_kernels::flash::tiles::Row;
 use curt::{
     Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, Runtime, Swizzle, TensorMap, TensorMapType,
 };
@@ -31,26 +32,35 @@ pub(crate) fn candidates(device: &Capabilities, problem: &Problem) -> Result<Vec
     variants.iter().map(|variant| kernel_of(device, problem, variant)).collect()
 }
 
-fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90, Vec<Reason>> {
-    let reasons = reasons_against(device, problem);
-    if !reasons.is_empty() {
-        return Err(reasons);
-    }
+/// The row of the table whose tile [`kernel`] takes as it is.
+pub(crate) fn row(device: &Capabilities, problem: &Problem) -> Option<&'static Row> {
+    variant(device, problem).ok()?.row(demand(device, problem))
+}
+
+fn demand(device: &Capabilities, problem: &Problem) -> Demand {
     let shape = problem.shape;
     let Rows { pack, rows } = Rows::of(problem, TALL_ROWS);
-    let demand = Demand {
+    Demand {
         q_len: rows,
         kv_len: shape.kv_len,
         heads: shape.batch * shape.q_heads / pack,
         edges: edges(problem),
         softcap: problem.softcap.is_some(),
         multiprocessors: device.multiprocessors as usize,
-    };
+    }
+}
+
+fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90, Vec<Reason>> {
+    let reasons = reasons_against(device, problem);
+    if !reasons.is_empty() {
+        return Err(reasons);
+    }
+    let shape = problem.shape;
     let variant = Sm90 {
-        pack,
+        pack: Rows::of(problem, TALL_ROWS).pack,
         score_mod: problem.score_mod.as_ref().map(|score_mod| score_mod.body.to_string()),
         unusual_scale: problem.scale <= 0.0,
-        ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand)
+        ..Sm90::plain(element(problem.dtype), shape.head_dim, shape.v_head_dim, demand(device, problem))
     };
     variant.with_bias(bias_kind(problem)).ok_or_else(|| {
         let feature = format!("a boolean bias at head size {}", shape.head_dim.max(shape.v_head_dim));
@@ -78,6 +88,7 @@ fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90) -> Result
     Ok(Kernel {
         path: Path::Sm90,
         tile: variant.tile.to_string(),
+        same_tile: variant.same_tile().map(|tile| tile.to_string()),
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,

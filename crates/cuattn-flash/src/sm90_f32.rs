@@ -9,6 +9,7 @@ use cuattn_kernels::abi::{FlashParams, HeadRange, Sm90F32Params};
 use cuattn_kernels::flash::MIN_HEAD_DIM;
 use cuattn_kernels::flash::sm90::GROUP_ROWS;
 use cuattn_kernels::flash::sm90_f32::{CHUNK_ROWS, MAX_HEAD_DIM, MIN_LEN, MIN_MULTIPLICATIONS, SPLIT_THREADS, Sm90F32};
+use cuattn_kernels::flash::tiles::Row;
 use curt::{Capabilities, DevicePtr, Function, KernelArgs, L2Promotion, Launch, ModuleSource, Runtime, TensorMapType};
 
 use crate::Path;
@@ -74,6 +75,11 @@ pub(crate) fn candidates(device: &Capabilities, problem: &Problem) -> Result<Vec
     variants.iter().map(|variant| kernel_of(device, problem, variant)).collect()
 }
 
+/// The row of the table whose tile [`kernel`] takes as it is.
+pub(crate) fn row(device: &Capabilities, problem: &Problem) -> Option<&'static Row> {
+    variant(device, problem).ok()?.row()
+}
+
 fn variant(device: &Capabilities, problem: &Problem) -> Result<Sm90F32, Vec<Reason>> {
     let reasons = reasons_against(device, problem);
     if !reasons.is_empty() {
@@ -112,6 +118,7 @@ fn kernel_of(device: &Capabilities, problem: &Problem, variant: &Sm90F32) -> Res
     Ok(Kernel {
         path: Path::Sm90F32,
         tile: variant.tile.to_string(),
+        same_tile: None,
         source: variant.source(),
         grid,
         threads: variant.tile.threads() as u32,

@@ -1,8 +1,8 @@
 //! The tiles that a path could have taken, for whoever measures which are the fastest.
 //!
-//! How a kernel divides its work is a matter of measurement, and what is measured stands in tables in the source. [`candidates`] lists
-//! the tiles for one problem, those of the table and some besides; each makes a plan like any other. `cargo xtask tune` measures them,
-//! and its report is what the tables are written from. Applications have no use for this: [`crate::Flash`] takes the table's choice.
+//! How a kernel divides its work is a matter of measurement, and what is measured stands in a table, `tiles.csv` of `cuattn-kernels`.
+//! [`candidates`] lists the tiles for one problem, that of the table and some besides; each makes a plan like any other. `cargo xtask
+//! tune` measures them, and with `--write` writes what it found into the rows that [`Candidate::row`] names. Applications have no use for this: [`crate::Flash`] takes the table's choice.
 //!
 //! ```
 //! use cuattn_core::{DType, Problem, Shape};
@@ -12,11 +12,13 @@
 //!
 //! let candidates = tuning::candidates(&curt::Capabilities::h200(), &problem, Path::Mma)?;
 //! assert!(candidates[0].is_choice() && candidates.len() > 1);
-//! assert_eq!(candidates[0].tile(), "tile(4, 2, 64, 2)");
+//! let row = candidates[0].row().unwrap();
+//! assert!(row.starts_with("mma,128,128,always") && row.contains(candidates[0].tile()));
 //! # Ok::<(), cuattn_core::Refusal>(())
 //! ```
 
 use cuattn_core::{EngineId, Plan, PlanError, Problem, Refusal};
+use cuattn_kernels::flash::tiles::Row;
 use curt::{Capabilities, Runtime};
 
 use crate::outline::{self, Kernel, Outline};
@@ -29,6 +31,7 @@ pub struct Candidate {
     problem: Problem,
     kernel: Kernel,
     is_choice: bool,
+    row: Option<&'static Row>,
 }
 
 /// The candidates of a path for a problem on such a device, the table's choice first. Not all compile without spilled registers.
@@ -48,7 +51,16 @@ pub fn candidates(device: &Capabilities, problem: &Problem, path: Path) -> Resul
         Path::Simt => simt::candidates(device, problem),
     };
     let kernels = kernels.map_err(|reasons| Refusal::by_path(EngineId::Flash, path.name(), reasons))?;
-    let candidate = |(index, kernel)| Candidate { problem: problem.clone(), kernel, is_choice: index == 0 };
+    let row = match path {
+        Path::Sm90 => sm90::row(device, problem),
+        Path::Sm90F32 => sm90_f32::row(device, problem),
+        Path::Mma => mma::row(device, problem),
+        Path::Simt => simt::row(device, problem),
+    };
+    let candidate = |(index, kernel)| {
+        let is_choice = index == 0;
+        Candidate { problem: problem.clone(), kernel, is_choice, row: row.filter(|_| is_choice) }
+    };
     Ok(kernels.into_iter().enumerate().map(candidate).collect())
 }
 
@@ -61,6 +73,17 @@ impl Candidate {
     /// The tile, written as the path's table of tiles has it.
     pub fn tile(&self) -> &str {
         &self.kernel.tile
+    }
+
+    /// What the table would call the same kernel as well, where one of a tile's options makes no difference to the problem.
+    pub fn same_tile(&self) -> Option<&str> {
+        self.kernel.same_tile.as_deref()
+    }
+
+    /// The row that this tile comes from, as the table's columns up to the tile. `None` for a tile that is none of the table's choice, or
+    /// was made from it to leave room for a bias.
+    pub fn row(&self) -> Option<String> {
+        self.row.map(Row::key)
     }
 
     /// Whether the table has this tile for the problem, so that [`crate::FlashPath`] would take it.
@@ -84,7 +107,7 @@ impl Candidate {
 
 #[cfg(test)]
 mod tests {
-    use cuattn_core::{DType, Shape};
+    use cuattn_core::{Bias, BiasKind, DType, Mask, Shape};
 
     use super::*;
 
@@ -105,6 +128,12 @@ mod tests {
                 let candidates = candidates(&device, &problem, path).unwrap();
                 let chosen = Outline::new(&device, &problem, &[path]).unwrap().kernel.unwrap();
                 assert_eq!(candidates[0].tile(), chosen.tile);
+                let row = candidates[0].row().unwrap();
+                assert!(
+                    row.starts_with(&format!("{path},")) && row.ends_with(&format!("\"{}\"", chosen.tile)),
+                    "{row}"
+                );
+                assert!(candidates[1..].iter().all(|candidate| candidate.row().is_none()));
                 let mut tiles: Vec<_> = candidates.iter().map(Candidate::tile).collect();
                 tiles.sort_unstable();
                 tiles.dedup();
@@ -113,6 +142,17 @@ mod tests {
                 assert_eq!(candidates.iter().filter(|candidate| candidate.is_choice()).count(), 1);
             }
         }
+    }
+
+    #[test]
+    fn a_tile_that_was_changed_is_of_no_row() {
+        let mut problem = problem(DType::Bf16, 64);
+        let bias = Bias { kind: BiasKind::Additive(DType::F32), batch: 0, head: 0, row: 4096, key: 1, keys: 4096 };
+        problem.mask = Mask { bias: Some(bias), ..Mask::none() };
+        let choice = |path| candidates(&Capabilities::h200(), &problem, path).unwrap().swap_remove(0);
+        assert_eq!(choice(Path::Sm90).row(), None);
+        // Here the bias decided which row's tile fits.
+        assert!(choice(Path::Mma).row().is_some());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 // grid of ROW_LANES x COLUMN_LANES; the rows, keys and 4-column pieces of a lane are dealt out like cards, ROW_LANES or COLUMN_LANES
 // apart. Bit 0 of the lane number is a row bit: a 16-byte load of shared memory then finds equal addresses in neighbouring lanes,
 // which the hardware serves two quarter-warps at a time, and a product of LANE_ROWS x 8 needs half the bandwidth of shared memory
-// (FFMA takes all issue slots). The table of tiles is src/flash/simt.rs.
+// (FFMA takes all issue slots). The table of tiles is src/flash/tiles.csv.
 #include "row_span.cuh"
 
 constexpr int THREADS = WARPS * 32;

@@ -1,7 +1,9 @@
 //! The tensor-core path for f16 and bf16 on every device from sm_80 on: `flash/mma.cu`.
 
 use std::fmt;
+use std::sync::LazyLock;
 
+use super::tiles::{self, Choice, Condition, Row};
 use crate::{Architecture, BiasKind, Element, Source, Variant};
 
 /// The kernel's name.
@@ -33,6 +35,12 @@ impl Tile {
     pub const fn block_rows(&self) -> usize {
         self.warps * self.row_tiles * 16
     }
+
+    /// The tile that prints like this.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let [warps, row_tiles, block_keys, blocks_per_multiprocessor] = tiles::numbers(text, "tile(", ")")?;
+        Some(tile(warps, row_tiles, block_keys, blocks_per_multiprocessor))
+    }
 }
 
 /// As the table of tiles has it.
@@ -43,54 +51,12 @@ impl fmt::Display for Tile {
     }
 }
 
-/// One row of the tile table: used for head sizes up to `head_dim`, on devices where it fits.
-struct TileChoice {
-    /// Largest of head size and value head size.
-    head_dim: usize,
-    /// Packed query rows of a head unit up to which it is meant.
-    rows: usize,
-    /// Keys of a sequence up to which it is meant.
-    keys: usize,
-    tile: Tile,
-}
-
-impl TileChoice {
-    const fn any(head_dim: usize, tile: Tile) -> Self {
-        Self { head_dim, rows: usize::MAX, keys: usize::MAX, tile }
-    }
-
-    const fn few_rows(head_dim: usize, tile: Tile) -> Self {
-        Self { rows: 64, ..Self::any(head_dim, tile) }
-    }
-
-    const fn short(head_dim: usize, tile: Tile) -> Self {
-        Self { keys: 128, ..Self::any(head_dim, tile) }
-    }
-}
-
 const fn tile(warps: usize, row_tiles: usize, block_keys: usize, blocks_per_multiprocessor: usize) -> Tile {
     Tile { warps, row_tiles, block_keys, blocks_per_multiprocessor }
 }
 
-/// In order of preference; the first that holds the head size, suits the rows and fits the device is taken. Two 16-row tiles a warp
-/// halve the shared-memory traffic of K and V, which one tile would be bound by; from 160 columns on, the registers only hold one.
-const TILES: &[TileChoice] = &[
-    // Short sequences are over before they have computed much: what counts is how many blocks wait for memory at once.
-    TileChoice::short(64, tile(4, 1, 64, 4)),
-    TileChoice::short(128, tile(4, 1, 32, 4)),
-    TileChoice::few_rows(128, tile(4, 1, 64, 2)),
-    TileChoice::few_rows(256, tile(4, 1, 32, 1)),
-    TileChoice::any(64, tile(4, 2, 64, 2)),
-    TileChoice::any(128, tile(4, 2, 64, 2)),
-    // A bias of 16 or 32 bits staged beside 64 keys leaves no room for a second block; beside 48 it does.
-    TileChoice::any(128, tile(4, 2, 48, 2)),
-    TileChoice::any(128, tile(4, 2, 64, 1)),
-    TileChoice::any(128, tile(4, 2, 48, 1)),
-    TileChoice::any(128, tile(4, 2, 32, 2)),
-    TileChoice::any(256, tile(8, 1, 64, 1)),
-    TileChoice::any(256, tile(4, 1, 32, 1)),
-    TileChoice::any(256, SMALLEST_TILE),
-];
+/// The rows of the table, in order of preference; the first that holds the head size, suits the demand and fits the device is taken.
+static CHOICES: LazyLock<Vec<Choice<Tile>>> = LazyLock::new(|| tiles::choices("mma", Tile::parse));
 
 const SMALLEST_TILE: Tile = tile(4, 1, 16, 1);
 
@@ -103,7 +69,20 @@ pub struct Demand {
     pub keys: usize,
 }
 
-/// What tuning measures beside the tiles of the table.
+impl Demand {
+    /// What a row's condition means here.
+    const fn meets(&self, condition: Condition) -> bool {
+        match condition {
+            Condition::Always => true,
+            Condition::RowsUpTo(most) => self.rows <= most,
+            Condition::KeysUpTo(most) => self.keys <= most,
+            // Of other paths.
+            _ => false,
+        }
+    }
+}
+
+/// What tuning measures beside the tiles of the table. Those that it has today are among them, or a table that changes would forget them.
 const CANDIDATES: &[Tile] = &[
     tile(4, 2, 128, 1),
     tile(4, 2, 128, 2),
@@ -128,6 +107,12 @@ const CANDIDATES: &[Tile] = &[
     tile(4, 1, 64, 3),
     tile(4, 1, 32, 2),
     tile(4, 1, 32, 3),
+    tile(4, 1, 64, 4),
+    tile(4, 1, 32, 4),
+    tile(4, 1, 32, 1),
+    tile(4, 2, 64, 1),
+    tile(4, 2, 48, 1),
+    SMALLEST_TILE,
 ];
 
 /// What a device offers a kernel, as far as the choice of a tile depends on it.
@@ -182,18 +167,27 @@ impl Mma {
 
     /// This variant with the tile that suits the demand on such a device. `None` where nothing fits.
     pub fn with_best_tile(&self, demand: Demand, device: Limits) -> Option<Self> {
-        let head_dim = self.head_dim.max(self.v_head_dim);
-        let suits = |choice: &&TileChoice| {
-            head_dim <= choice.head_dim && demand.rows <= choice.rows && demand.keys <= choice.keys
-        };
-        let mut variants = TILES.iter().filter(suits).map(|choice| Self { tile: choice.tile, ..self.clone() });
-        variants.find(|variant| variant.fits(device) && !variant.spills_on(device.compute_major))
+        self.choice(demand, device).map(|choice| Self { tile: choice.tile, ..self.clone() })
+    }
+
+    /// The row of the table that [`Mma::with_best_tile`] takes the tile of. A bias changes what fits, but no tile.
+    pub fn row(&self, demand: Demand, device: Limits) -> Option<&'static Row> {
+        self.choice(demand, device).map(|choice| choice.row)
+    }
+
+    fn choice(&self, demand: Demand, device: Limits) -> Option<&'static Choice<Tile>> {
+        let widest = self.head_dim.max(self.v_head_dim);
+        let mut holding = tiles::holding(&CHOICES, widest, widest);
+        holding.find(|choice| {
+            let variant = Self { tile: choice.tile, ..self.clone() };
+            demand.meets(choice.row.condition) && variant.fits(device) && !variant.spills_on(device.compute_major)
+        })
     }
 
     /// This variant in every tile that tuning measures on such a device: first the one that the table has for the demand.
     pub fn candidates(&self, demand: Demand, device: Limits) -> Vec<Self> {
         let mut all: Vec<_> = self.with_best_tile(demand, device).into_iter().collect();
-        for tile in TILES.iter().map(|choice| choice.tile).chain(CANDIDATES.iter().copied()) {
+        for tile in CHOICES.iter().map(|choice| choice.tile).chain(CANDIDATES.iter().copied()) {
             let candidate = Self { tile, ..self.clone() };
             if candidate.fits(device) && candidate.has_registers() && !all.contains(&candidate) {
                 all.push(candidate);
@@ -400,6 +394,13 @@ mod tests {
             let tile =
                 Mma::plain(Element::Bf16, d, d).with_best_tile(Demand { rows: 8, keys: 4096 }, H200).unwrap().tile;
             assert_eq!(tile.block_keys, 64, "d{d}");
+        }
+    }
+
+    #[test]
+    fn a_tile_parses_from_what_it_prints() {
+        for tile in CHOICES.iter().map(|choice| choice.tile).chain(CANDIDATES.iter().copied()) {
+            assert_eq!(Tile::parse(&tile.to_string()), Some(tile));
         }
     }
 

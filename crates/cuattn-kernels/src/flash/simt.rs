@@ -1,7 +1,9 @@
 //! The path without tensor cores: float32 at float32's accuracy, and every shape, stride and alignment: `flash/simt.cu`.
 
 use std::fmt;
+use std::sync::LazyLock;
 
+use super::tiles::{self, Choice, Condition, Row};
 use crate::{Architecture, BiasKind, Element, Source, Variant};
 
 /// The kernel's name.
@@ -37,6 +39,11 @@ impl Tile {
         self.warps * self.row_lanes * self.lane_rows
     }
 
+    /// The tile that prints like this.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        tiles::numbers(text, "tile([", "])").map(tile)
+    }
+
     /// Dynamic shared memory of a block: q, k, v and p in float32, and 16 bytes a row. Mirrors `SharedTiles`.
     pub const fn shared_bytes(&self) -> usize {
         let rows = self.block_rows();
@@ -45,6 +52,11 @@ impl Tile {
         let v = self.block_keys * self.v_columns;
         let p = rows * self.block_keys;
         (q + k + v + p) * 4 + rows * 16
+    }
+
+    /// Whether a block has room for it on the smallest device: 99 KiB, on 8.6, 8.9 and 12.0.
+    pub(super) const fn fits_any_device(&self) -> bool {
+        self.shared_bytes() <= 99 << 10
     }
 }
 
@@ -62,44 +74,23 @@ const fn tile([warps, row_lanes, lane_rows, block_keys, dim_chunk, v_columns, bl
     Tile { warps, row_lanes, lane_rows, block_keys, dim_chunk, v_columns, blocks_per_multiprocessor: blocks }
 }
 
-/// Tiles for head sizes up to `head_dim`, tallest first.
-///
-/// The tall ones give each lane 8x8 sums, so that FFMA takes 87 to 92 % of the issue slots of both products and shared memory half to
-/// three quarters of its bandwidth. They hold two blocks of four warps on a multiprocessor with 228 KiB of shared memory, one
-/// loading or in its softmax while the other multiplies. The low ones are for few rows, or too few heads to fill the device.
-struct TileChoice {
+/// The rows of the table: for each head size the tallest tile first, and the lowest, which fits any device, without a condition.
+static CHOICES: LazyLock<Vec<Choice<Tile>>> = LazyLock::new(|| tiles::choices("simt", Tile::parse));
+
+/// Those of each head size.
+fn choices_by_size() -> impl Iterator<Item = &'static [Choice<Tile>]> {
+    CHOICES.chunk_by(|one, next| one.row.head_dim == next.row.head_dim)
+}
+
+/// Tiles for head sizes up to `head_dim`.
+struct Candidates {
     head_dim: usize,
     tiles: &'static [Tile],
 }
 
-const TILES: &[TileChoice] = &[
-    TileChoice {
-        head_dim: 64,
-        tiles: &[
-            tile([4, 4, 8, 64, 64, 64, 2]),
-            tile([4, 4, 4, 64, 64, 64, 2]),
-            tile([4, 2, 4, 64, 64, 64, 2]),
-            tile([4, 2, 1, 64, 64, 64, 4]),
-        ],
-    },
-    TileChoice {
-        head_dim: 128,
-        tiles: &[
-            tile([4, 2, 8, 64, 128, 128, 2]),
-            tile([4, 2, 8, 32, 128, 128, 2]),
-            tile([4, 2, 4, 64, 128, 128, 2]),
-            tile([4, 2, 1, 64, 128, 128, 2]),
-        ],
-    },
-    TileChoice {
-        head_dim: usize::MAX,
-        tiles: &[tile([4, 2, 8, 64, 64, 128, 2]), tile([4, 2, 4, 64, 64, 128, 2]), tile([4, 2, 1, 64, 64, 256, 2])],
-    },
-];
-
-/// What tuning measures beside the tiles of the table, in the same shape.
-const CANDIDATES: &[TileChoice] = &[
-    TileChoice {
+/// What tuning measures beside the tiles of the table. Those that it has today are among them, or a table that changes would forget them.
+const CANDIDATES: &[Candidates] = &[
+    Candidates {
         head_dim: 64,
         tiles: &[
             tile([8, 4, 8, 64, 64, 64, 1]),
@@ -109,9 +100,13 @@ const CANDIDATES: &[TileChoice] = &[
             tile([4, 2, 8, 64, 64, 64, 3]),
             tile([4, 2, 8, 32, 64, 64, 4]),
             tile([8, 2, 8, 64, 64, 64, 1]),
+            tile([4, 4, 8, 64, 64, 64, 2]),
+            tile([4, 4, 4, 64, 64, 64, 2]),
+            tile([4, 2, 4, 64, 64, 64, 2]),
+            tile([4, 2, 1, 64, 64, 64, 4]),
         ],
     },
-    TileChoice {
+    Candidates {
         head_dim: 128,
         tiles: &[
             tile([8, 2, 8, 64, 128, 128, 1]),
@@ -126,9 +121,22 @@ const CANDIDATES: &[TileChoice] = &[
             tile([12, 2, 8, 32, 128, 128, 1]),
             tile([4, 2, 8, 64, 64, 128, 2]),
             tile([4, 2, 8, 32, 64, 128, 3]),
+            tile([4, 2, 8, 64, 128, 128, 2]),
+            tile([4, 2, 8, 32, 128, 128, 2]),
+            tile([4, 2, 4, 64, 128, 128, 2]),
+            tile([4, 2, 1, 64, 128, 128, 2]),
         ],
     },
-    TileChoice { head_dim: usize::MAX, tiles: &[tile([8, 2, 8, 64, 64, 128, 1]), tile([4, 2, 8, 32, 64, 128, 3])] },
+    Candidates {
+        head_dim: usize::MAX,
+        tiles: &[
+            tile([8, 2, 8, 64, 64, 128, 1]),
+            tile([4, 2, 8, 32, 64, 128, 3]),
+            tile([4, 2, 8, 64, 64, 128, 2]),
+            tile([4, 2, 4, 64, 64, 128, 2]),
+            tile([4, 2, 1, 64, 64, 256, 2]),
+        ],
+    },
 ];
 
 /// What is to be computed and on what, as far as the choice of a tile depends on it.
@@ -142,6 +150,26 @@ pub struct Demand {
     pub multiprocessors: usize,
     /// Largest dynamic shared memory of a block, in bytes.
     pub shared_bytes_per_block: usize,
+}
+
+impl Demand {
+    /// Whether a row is meant for this, and its tile fits the device. One without a condition is the lowest, and fits any.
+    const fn takes(&self, choice: &Choice<Tile>) -> bool {
+        let tile = choice.tile;
+        match choice.row.condition {
+            Condition::Always => true,
+            // A low tile does little with each key that it reads: at 512 rows of 8 heads, 128 blocks of 32 rows ran 1.2 to 1.5 times as
+            // fast as 512 blocks of 8 (H200, `cargo xtask tune`).
+            Condition::Filled => {
+                let blocks = self.rows.div_ceil(tile.block_rows()).saturating_mul(self.kv_heads);
+                tile.shared_bytes() <= self.shared_bytes_per_block
+                    && self.rows * 2 > tile.block_rows()
+                    && blocks * 4 >= self.multiprocessors * 3
+            }
+            // Of other paths.
+            _ => false,
+        }
+    }
 }
 
 /// A variant of the kernel.
@@ -164,7 +192,7 @@ pub struct Simt {
 impl Simt {
     /// Attention without bias, softcap or score modification, in the tile that suits the demand. There is one for any head size.
     pub fn plain(element: Element, head_dim: usize, v_head_dim: usize, demand: Demand) -> Self {
-        Self::in_tile(element, head_dim, v_head_dim, best_tile(head_dim.max(v_head_dim), demand))
+        Self::in_tile(element, head_dim, v_head_dim, choice(head_dim.max(v_head_dim), demand).tile)
     }
 
     pub(crate) fn in_tile(element: Element, head_dim: usize, v_head_dim: usize, tile: Tile) -> Self {
@@ -181,22 +209,29 @@ impl Simt {
     /// This variant in every tile that tuning measures on such a device: first its own.
     pub fn candidates(&self, head_dim: usize, v_head_dim: usize, demand: Demand) -> Vec<Self> {
         let widest = head_dim.max(v_head_dim);
+        let of_table = choices_by_size().find(|choices| widest <= choices[0].row.head_dim).into_iter().flatten();
+        let others = CANDIDATES.iter().find(|candidates| widest <= candidates.head_dim);
+        let others = others.into_iter().flat_map(|candidates| candidates.tiles).copied();
         let mut all = vec![self.clone()];
-        for table in [TILES, CANDIDATES] {
-            for tile in tiles_for(table, widest) {
-                let candidate = self.with_tile(*tile, head_dim, v_head_dim);
-                if tile.shared_bytes() <= demand.shared_bytes_per_block && !all.contains(&candidate) {
-                    all.push(candidate);
-                }
+        for tile in of_table.map(|choice| choice.tile).chain(others) {
+            let candidate = self.with_tile(tile, head_dim, v_head_dim);
+            if tile.shared_bytes() <= demand.shared_bytes_per_block && !all.contains(&candidate) {
+                all.push(candidate);
             }
         }
         all
     }
 
+    /// The row of the table whose tile this is, where it was chosen for the demand. `None` for what is more than plain attention.
+    pub fn row(&self, head_dim: usize, v_head_dim: usize, demand: Demand) -> Option<&'static Row> {
+        let choice = choice(head_dim.max(v_head_dim), demand);
+        let is_plain = self.bias == BiasKind::None && !self.softcap && self.score_mod.is_none();
+        (is_plain && self.tile == choice.tile).then_some(choice.row)
+    }
+
     /// Every tile of the table, with the head size that it is meant for.
     pub(crate) fn tuned_tiles() -> impl Iterator<Item = (usize, Tile)> {
-        let dim = |choice: &TileChoice| choice.head_dim.min(256);
-        TILES.iter().flat_map(move |choice| choice.tiles.iter().map(move |&tile| (dim(choice), tile)))
+        CHOICES.iter().map(|choice| (choice.row.head_dim.min(256), choice.tile))
     }
 
     /// Blocks over which the columns of v are split. The grid is one-dimensional: tiles of rows, times this.
@@ -226,24 +261,10 @@ impl Simt {
     }
 }
 
-/// The tiles that a table has for a head size.
-fn tiles_for(table: &'static [TileChoice], head_dim: usize) -> &'static [Tile] {
-    let choice = table.iter().find(|choice| head_dim <= choice.head_dim);
-    choice.unwrap_or(&table[table.len() - 1]).tiles
-}
-
-/// The tallest tile that fits the device, is filled by more than half, and gives three quarters of the multiprocessors a block; else
-/// the lowest. A low tile does little with each key that it reads: at 512 rows of 8 heads, 128 blocks of 32 rows ran 1.2 to 1.5
-/// times as fast as 512 blocks of 8 (H200, `cargo xtask tune`).
-fn best_tile(head_dim: usize, demand: Demand) -> Tile {
-    let tiles = tiles_for(TILES, head_dim);
-    let suits = |tile: &&Tile| {
-        let blocks = demand.rows.div_ceil(tile.block_rows()).saturating_mul(demand.kv_heads);
-        tile.shared_bytes() <= demand.shared_bytes_per_block
-            && demand.rows * 2 > tile.block_rows()
-            && blocks * 4 >= demand.multiprocessors * 3
-    };
-    *tiles.iter().find(suits).unwrap_or(&tiles[tiles.len() - 1])
+/// The first row of the table that holds the head size, whose condition is met and whose tile fits the device; else the last.
+fn choice(head_dim: usize, demand: Demand) -> &'static Choice<Tile> {
+    let mut holding = tiles::holding(&CHOICES, head_dim, head_dim);
+    holding.find(|choice| demand.takes(choice)).unwrap_or(&CHOICES[CHOICES.len() - 1])
 }
 
 /// The variants of the compile suite: every tile, the tall ones with every element type and kind of bias, and each option once.
@@ -262,20 +283,21 @@ pub fn variants() -> Vec<Variant> {
         softcap: false,
         score_mod: None,
     };
-    for choice in TILES {
-        for tile in choice.tiles {
+    for choices in choices_by_size() {
+        let is_widest = choices[0].row.head_dim == usize::MAX;
+        for Choice { tile, .. } in choices {
             let size =
                 format!("d{} v{} {} rows {} keys", tile.dim_chunk, tile.v_columns, tile.block_rows(), tile.block_keys);
             push(format!("f32 {size}"), &of(Element::F32, *tile, false), every, true);
             push(format!("bf16 {size}"), &of(Element::Bf16, *tile, false), sample, true);
-            if choice.head_dim != usize::MAX {
+            if !is_widest {
                 push(format!("f32 {size} exact"), &of(Element::F32, *tile, true), sample, true);
             }
         }
-        let tall = choice.tiles[0];
+        let tall = choices[0].tile;
         let size = format!("d{} v{}", tall.dim_chunk, tall.v_columns);
         push(format!("f16 {size}"), &of(Element::F16, tall, false), sample, true);
-        let exact = choice.head_dim != usize::MAX;
+        let exact = !is_widest;
         push(
             format!("f32 {size} f32 bias"),
             &Simt { bias: BiasKind::F32, ..of(Element::F32, tall, exact) },
@@ -322,9 +344,19 @@ mod tests {
 
     #[test]
     fn the_lowest_tile_of_each_size_fits_any_device() {
-        for choice in TILES {
-            let lowest = choice.tiles.last().unwrap();
-            assert!(lowest.shared_bytes() <= RTX4090.shared_bytes_per_block, "{lowest:?}");
+        for choices in choices_by_size() {
+            let (lowest, others) = choices.split_last().unwrap();
+            assert!(lowest.tile.fits_any_device(), "{}", lowest.tile);
+            assert_eq!(lowest.row.condition, Condition::Always);
+            assert!(others.iter().all(|choice| choice.row.condition == Condition::Filled));
+        }
+    }
+
+    #[test]
+    fn a_tile_parses_from_what_it_prints() {
+        let candidates = CANDIDATES.iter().flat_map(|candidates| candidates.tiles).copied();
+        for tile in CHOICES.iter().map(|choice| choice.tile).chain(candidates) {
+            assert_eq!(Tile::parse(&tile.to_string()), Some(tile));
         }
     }
 

@@ -1,7 +1,9 @@
 //! The Hopper path: `flash/sm90.cu`, with TMA, wgmma and warpgroups of different roles.
 
 use std::fmt;
+use std::sync::LazyLock;
 
+use super::tiles::{self, Choice, Condition, Row};
 use crate::{Architecture, BiasKind, Element, Source, Variant};
 
 /// The kernel's name.
@@ -12,6 +14,10 @@ pub const MAX_HEAD_DIM: usize = 256;
 
 /// Columns of a panel: how tiles lie in shared memory, and how wide the boxes of tensor maps are.
 pub const PANEL: usize = 64;
+
+/// Rows of the usual tile, of two consumer warpgroups, and of the one of three.
+const TALL_ROWS: usize = 2 * GROUP_ROWS;
+const TALLEST_ROWS: usize = 3 * GROUP_ROWS;
 
 /// Query rows of a consumer warpgroup, and of the boxes that load and store them.
 pub const GROUP_ROWS: usize = 64;
@@ -73,6 +79,37 @@ impl Tile {
         // The driver takes 1 KiB of each block for itself.
         let each = (BLOCK_SHARED_BYTES + 1024) / self.blocks_per_multiprocessor - 1024;
         each - STATIC_BYTES.next_multiple_of(1024)
+    }
+
+    /// The tile that prints like this.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let unusual = text.strip_prefix("Tile { ").and_then(|rest| rest.strip_suffix(" }"));
+        let (flags, usual) = unusual.map_or(Some(("", text)), |rest| rest.split_once(".."))?;
+        let [warpgroups, block_keys, q_stages, kv_stages] = tiles::numbers(usual, "tile(", ")")?;
+        let mut parsed = tile(warpgroups, block_keys, q_stages, kv_stages);
+        for flag in flags.split_terminator(", ") {
+            let (name, value) = flag.split_once(": ")?;
+            let own = match name {
+                "direct_store" => &mut parsed.direct_store,
+                "ping_pong" => &mut parsed.ping_pong,
+                "half_first" => &mut parsed.half_first,
+                "split_keys" => &mut parsed.split_keys,
+                "blocks_per_multiprocessor" => {
+                    parsed.blocks_per_multiprocessor = value.parse().ok().filter(|blocks| (1..=2).contains(blocks))?;
+                    continue;
+                }
+                _ => return None,
+            };
+            *own = value.parse().ok()?;
+        }
+        (parsed.to_string() == text).then_some(parsed)
+    }
+
+    /// Whether plain attention over such heads fits a block in this tile, and its output, where that is staged, a slice of the queries.
+    pub(super) fn fits(self, head_dim: usize, v_head_dim: usize) -> bool {
+        let fits_slice = self.direct_store || v_head_dim.div_ceil(PANEL) <= head_dim.div_ceil(PANEL);
+        let within = head_dim <= MAX_HEAD_DIM && v_head_dim <= MAX_HEAD_DIM;
+        within && fits_slice && Sm90::in_tile(Element::Bf16, head_dim, v_head_dim, self).is_legal()
     }
 }
 
@@ -154,20 +191,28 @@ impl Demand {
     const fn fills(&self, rows: usize) -> bool {
         self.q_len.div_ceil(rows) * self.heads > self.multiprocessors
     }
+
+    /// What a row's condition means here.
+    const fn meets(&self, condition: Condition) -> bool {
+        match condition {
+            Condition::Always => true,
+            // Tiles of 64 rows that differ in length even out, however many there are.
+            Condition::FewTiles => !self.fills(TALL_ROWS) && (self.edges.any() || !self.fills(GROUP_ROWS)),
+            // A tile of 128 rows would stand half empty, or a block of 128 keys.
+            Condition::RowsOrKeysUpTo(most) => self.q_len <= most || self.kv_len <= most,
+            Condition::TallAbove(rows) => {
+                self.fills(TALLEST_ROWS) && !self.softcap && (self.q_len > rows || !self.edges.any())
+            }
+            // Of other paths.
+            Condition::RowsUpTo(_) | Condition::KeysUpTo(_) | Condition::Filled => false,
+        }
+    }
 }
 
 /// Query heads that a box of [`GROUP_ROWS`] rows can hold of each row: the largest power of two in the group.
 pub const fn boxed_heads(group: usize) -> usize {
     let power = 1 << group.trailing_zeros();
     if power < GROUP_ROWS { power } else { GROUP_ROWS }
-}
-
-/// One row of the tile table: for head sizes up to these, where `suits` holds.
-struct TileChoice {
-    head_dim: usize,
-    v_head_dim: usize,
-    suits: fn(&Demand) -> bool,
-    tile: Tile,
 }
 
 const fn tile(warpgroups: usize, block_keys: usize, q_stages: usize, kv_stages: usize) -> Tile {
@@ -192,56 +237,17 @@ const fn short(block_keys: usize, kv_stages: usize) -> Tile {
     Tile { blocks_per_multiprocessor: 2, ..tile(1, block_keys, 2, kv_stages) }
 }
 
-/// Where 128-row tiles do not fill the device, and 64-row tiles fit it at once or differ in length anyway.
-fn few_tiles(demand: &Demand) -> bool {
-    !demand.fills(128) && (demand.edges.any() || !demand.fills(GROUP_ROWS))
+/// The rows of the table, in the order in which they are asked.
+static CHOICES: LazyLock<Vec<Choice<Tile>>> = LazyLock::new(|| tiles::choices("sm90", Tile::parse));
+
+/// The first row of the table that holds the head sizes and whose condition is met. The last one holds everything.
+fn choice(head_dim: usize, v_head_dim: usize, demand: &Demand) -> &'static Choice<Tile> {
+    let mut holding = tiles::holding(&CHOICES, head_dim, v_head_dim);
+    holding.find(|choice| demand.meets(choice.row.condition)).unwrap_or(&CHOICES[CHOICES.len() - 1])
 }
 
-/// Where a tile of 128 rows would stand half empty, or a block of 128 keys.
-const fn is_short(demand: &Demand) -> bool {
-    demand.q_len <= SHORT || demand.kv_len <= SHORT
-}
-
-const fn always(_: &Demand) -> bool {
-    true
-}
-
-/// Rows or keys of an average sequence up to which tiles of one warpgroup are taken.
-const SHORT: usize = 96;
-
-/// The first row that holds the head sizes and suits is taken.
-///
-/// At head size 64, 192-row tiles use less of the bandwidth of L2 and win above 2,048 rows (from 512 on where rows are alike);
-/// below, their coarser grain costs more. With softcap, whose second special function a score is what limits it, they lose 1.3 %.
-const TILES: &[TileChoice] = &[
-    TileChoice { head_dim: 64, v_head_dim: 64, suits: few_tiles, tile: split(128) },
-    TileChoice { head_dim: 128, v_head_dim: 128, suits: few_tiles, tile: split(64) },
-    TileChoice { head_dim: 64, v_head_dim: 64, suits: is_short, tile: short(64, 3) },
-    TileChoice { head_dim: 128, v_head_dim: 128, suits: is_short, tile: short(64, 2) },
-    TileChoice {
-        head_dim: 64,
-        v_head_dim: 64,
-        suits: |demand| demand.fills(192) && !demand.softcap && (demand.q_len > 2048 || !demand.edges.any()),
-        tile: tile(3, 128, 2, 3),
-    },
-    TileChoice { head_dim: 64, v_head_dim: 64, suits: always, tile: tile(2, 128, 2, 3) },
-    TileChoice { head_dim: 128, v_head_dim: 128, suits: always, tile: tile(2, 128, 2, 2) },
-    TileChoice { head_dim: 192, v_head_dim: 128, suits: always, tile: tile(2, 128, 1, 2) },
-    TileChoice {
-        head_dim: 192,
-        v_head_dim: 192,
-        suits: always,
-        tile: Tile { direct_store: true, ..tile(2, 96, 1, 2) },
-    },
-    TileChoice {
-        head_dim: 256,
-        v_head_dim: 256,
-        suits: always,
-        tile: Tile { direct_store: true, ping_pong: false, ..tile(2, 64, 1, 2) },
-    },
-];
-
-/// What tuning measures beside the tiles of the table, for head sizes above `above` and up to `head_dim`.
+/// What tuning measures beside the tile of the table, for head sizes above `above` and up to `head_dim`. Those that the table has today
+/// are among them, or a table that changes would forget them.
 struct Candidates {
     above: usize,
     head_dim: usize,
@@ -261,6 +267,7 @@ const CANDIDATES: &[Candidates] = &[
             tile(3, 128, 2, 3),
             tile(3, 128, 2, 4),
             split(128),
+            short(64, 3),
         ],
     },
     Candidates {
@@ -273,14 +280,19 @@ const CANDIDATES: &[Candidates] = &[
             tile(2, 160, 1, 2),
             tile(2, 176, 1, 2),
             split(64),
+            short(64, 2),
         ],
     },
     Candidates {
         above: 128,
         head_dim: 192,
-        tiles: &[tile(2, 96, 1, 2), tile(2, 112, 1, 2), tile(2, 80, 1, 2), tile(2, 64, 1, 3)],
+        tiles: &[tile(2, 128, 1, 2), tile(2, 96, 1, 2), tile(2, 112, 1, 2), tile(2, 80, 1, 2), tile(2, 64, 1, 3)],
     },
-    Candidates { above: 192, head_dim: 256, tiles: &[tile(2, 80, 1, 2), tile(2, 48, 1, 2), tile(2, 32, 1, 4)] },
+    Candidates {
+        above: 192,
+        head_dim: 256,
+        tiles: &[tile(2, 64, 1, 2), tile(2, 80, 1, 2), tile(2, 48, 1, 2), tile(2, 32, 1, 4)],
+    },
 ];
 
 /// Shared memory that a block has on Hopper.
@@ -317,24 +329,41 @@ pub struct Sm90 {
 impl Sm90 {
     /// Attention without bias or score modification, in the tile that suits the demand.
     pub fn plain(element: Element, head_dim: usize, v_head_dim: usize, demand: Demand) -> Self {
-        let fits = |choice: &&TileChoice| {
-            head_dim <= choice.head_dim && v_head_dim <= choice.v_head_dim && (choice.suits)(&demand)
-        };
-        let mut tile = TILES.iter().find(fits).unwrap_or(&TILES[TILES.len() - 1]).tile;
+        let mut tile = choice(head_dim, v_head_dim, &demand).tile;
         // An output wider than the queries does not fit where they lay.
         tile.direct_store |= v_head_dim.div_ceil(PANEL) > head_dim.div_ceil(PANEL);
+        let (edges, softcap) = (demand.edges, demand.softcap);
+        Self { edges, softcap, ..Self::in_tile(element, head_dim, v_head_dim, tile) }
+    }
+
+    const fn in_tile(element: Element, head_dim: usize, v_head_dim: usize, tile: Tile) -> Self {
         Self {
             element,
             head_dim,
             v_head_dim,
             pack: 1,
             tile,
-            edges: demand.edges,
+            edges: Edges { left: false, right: false },
             bias: BiasKind::None,
-            softcap: demand.softcap,
+            softcap: false,
             score_mod: None,
             unusual_scale: false,
         }
+    }
+
+    /// The row of the table whose tile this is, where it was chosen for the demand and is as the row has it. `None` with a bias or a
+    /// softcap, whose tiles are made from those of plain attention: what is the best for them says little of those.
+    pub fn row(&self, demand: Demand) -> Option<&'static Row> {
+        let choice = choice(self.head_dim, self.v_head_dim, &demand);
+        let is_plain = self.bias == BiasKind::None && !self.softcap && self.score_mod.is_none();
+        (is_plain && self.tile == choice.tile).then_some(choice.row)
+    }
+
+    /// The other tile, as a table may have it, that makes the same kernel: without a right edge there is no diagonal to do by half.
+    pub fn same_tile(&self) -> Option<Tile> {
+        let Tile { warpgroups, block_keys, q_stages, kv_stages, split_keys, half_first, .. } = self.tile;
+        let has_halves = tile(warpgroups, block_keys, q_stages, kv_stages).half_first && !split_keys;
+        (has_halves && !self.edges.right).then_some(Tile { half_first: !half_first, ..self.tile })
     }
 
     /// This variant in every tile that tuning measures: first its own. Each comes with and without the options that it may have.
@@ -355,7 +384,8 @@ impl Sm90 {
                 let half_first = half_first && tile.half_first && self.edges.right;
                 let tile = Tile { ping_pong, half_first, direct_store, ..tile };
                 let candidate = Self { tile, ..self.clone() };
-                if candidate.is_legal() && !all.contains(&candidate) {
+                let is_new = !all.iter().any(|one| *one == candidate || one.same_tile() == Some(tile));
+                if candidate.is_legal() && is_new {
                     all.push(candidate);
                 }
             }
@@ -365,8 +395,9 @@ impl Sm90 {
 
     /// Whether the tile fits a block, and its bias the tile: in whole panels, and in one sequence of blocks.
     fn is_legal(&self) -> bool {
+        let is_one_sequence = !self.tile.split_keys && self.tile.blocks_per_multiprocessor == 1;
         let bias_fits = self.bias == BiasKind::None
-            || !self.tile.split_keys && self.tile.block_keys.is_multiple_of(PANEL * 2 / self.bias.size(self.element));
+            || is_one_sequence && self.tile.block_keys.is_multiple_of(PANEL * 2 / self.bias.size(self.element));
         self.shared_bytes() <= self.tile.most_shared_bytes() && bias_fits
     }
 
@@ -526,6 +557,57 @@ mod tests {
     }
 
     #[test]
+    fn a_tile_parses_from_what_it_prints() {
+        let chosen = CHOICES.iter().map(|choice| choice.tile);
+        for tile in chosen.chain(CANDIDATES.iter().flat_map(|candidates| candidates.tiles).copied()) {
+            for bits in 0..16 {
+                let [direct_store, ping_pong, half_first, split_keys] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+                let tile = Tile { direct_store, ping_pong, half_first, split_keys, ..tile };
+                assert_eq!(Tile::parse(&tile.to_string()), Some(tile), "{tile}");
+            }
+        }
+        for text in [
+            "",
+            "tile(2, 128, 2)",
+            "tile(2, 0, 2, 2)",
+            "tile(2, 128, 2, 2) ",
+            "Tile { ..tile(2, 128, 2, 2) }",
+            "Tile { ping_pong: true, ..tile(2, 128, 2, 2) }",
+            "Tile { polynomial: 4, ..tile(2, 128, 2, 2) }",
+            "Tile { half_first: false, ping_pong: false, ..tile(2, 128, 2, 2) }",
+            "Tile { blocks_per_multiprocessor: 1000, ..tile(1, 64, 2, 2) }",
+        ] {
+            assert_eq!(Tile::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn no_candidate_is_the_kernel_of_another() {
+        for edges in [Edges::default(), Edges::CAUSAL] {
+            let demand = Demand { edges, ..Demand::PLENTY };
+            let candidates = Sm90::plain(Element::Bf16, 128, 128, demand).candidates();
+            let mut texts: Vec<_> = candidates.iter().map(|one| one.source().assemble()).collect();
+            texts.sort_unstable();
+            texts.dedup();
+            assert_eq!(texts.len(), candidates.len());
+            let named_twice = candidates.iter().filter_map(Sm90::same_tile).count();
+            assert_eq!(named_twice > 0, !edges.right);
+        }
+    }
+
+    #[test]
+    fn a_row_is_named_where_its_tile_is_used_unchanged() {
+        let demand = Demand::PLENTY;
+        let plain = Sm90::plain(Element::Bf16, 128, 128, demand);
+        assert_eq!(plain.row(demand).unwrap().tile, plain.tile.to_string());
+        assert!(plain.with_bias(BiasKind::Element).unwrap().row(demand).is_none());
+        let softcap = Demand { softcap: true, ..demand };
+        assert!(Sm90::plain(Element::Bf16, 128, 128, softcap).row(softcap).is_none());
+        // Stored directly, which the row's is not.
+        assert!(Sm90::plain(Element::Bf16, 64, 128, demand).row(demand).is_none());
+    }
+
+    #[test]
     fn every_candidate_fits_a_hopper_block() {
         for (d, dv) in [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)] {
             let candidates = Sm90::plain(Element::Bf16, d, dv, Demand::PLENTY).candidates();
@@ -561,10 +643,6 @@ mod tests {
 
     #[test]
     fn an_output_that_is_staged_fits_its_query_slice() {
-        for choice in TILES {
-            let panels = |dim: usize| dim.div_ceil(PANEL);
-            assert!(choice.tile.direct_store || panels(choice.v_head_dim) <= panels(choice.head_dim));
-        }
         for (d, dv) in [(64, 128), (40, 128), (64, 256), (128, 192)] {
             for demand in [Demand::PLENTY, Demand { q_len: 100, heads: 1, ..Demand::PLENTY }] {
                 for bias in [BiasKind::None, BiasKind::Element, BiasKind::F32, BiasKind::Boolean] {

@@ -1,9 +1,11 @@
 //! The Hopper path for float32: `flash/sm90_f32.cu`, with each product made of three products of f16 halves, and the kernels around it.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use super::simt::Simt;
 use super::sm90::{GROUP_ROWS, PANEL};
+use super::tiles::{self, Choice, Row};
 use crate::{Architecture, BiasKind, Element, Source, Variant};
 
 /// The name of the kernel that computes attention.
@@ -56,6 +58,19 @@ impl Tile {
     const fn registers(&self) -> (usize, usize) {
         if self.warpgroups == 2 { (232, 40) } else { (160, 32) }
     }
+
+    /// The tile that prints like this.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let [warpgroups, block_keys, kv_stages] = tiles::numbers(text, "tile(", ")")?;
+        Some(tile(warpgroups, block_keys, kv_stages))
+    }
+
+    /// Whether attention over such heads fits a block in this tile, and its blocks of keys the chunks that are split.
+    pub(super) fn fits(self, head_dim: usize, v_head_dim: usize) -> bool {
+        let within = head_dim <= MAX_HEAD_DIM && v_head_dim <= MAX_HEAD_DIM;
+        let divides = CHUNK_ROWS.is_multiple_of(self.block_keys);
+        within && divides && Sm90F32::in_tile(head_dim, v_head_dim, self).is_legal()
+    }
 }
 
 /// As the table of tiles has it.
@@ -69,18 +84,18 @@ const fn tile(warpgroups: usize, block_keys: usize, kv_stages: usize) -> Tile {
     Tile { warpgroups, block_keys, kv_stages }
 }
 
-/// Tiles for both head sizes up to `head_dim`: the one that is taken, and what tuning measures beside it.
-///
-/// The first ones ran as a study of the main loop alone on an H200: 249 TFLOP/s of float32 work at head size 128, and 209 at 64.
-struct TileChoice {
+/// The rows of the table.
+static CHOICES: LazyLock<Vec<Choice<Tile>>> = LazyLock::new(|| tiles::choices("sm90_f32", Tile::parse));
+
+/// What tuning measures beside the tile of the table, which is among them, for head sizes up to `head_dim`.
+struct Candidates {
     head_dim: usize,
-    tile: Tile,
-    candidates: &'static [Tile],
+    tiles: &'static [Tile],
 }
 
-const TILES: &[TileChoice] = &[
-    TileChoice { head_dim: 64, tile: tile(2, 128, 2), candidates: &[tile(2, 128, 3), tile(2, 64, 4), tile(3, 64, 3)] },
-    TileChoice { head_dim: MAX_HEAD_DIM, tile: tile(2, 64, 2), candidates: &[tile(2, 32, 3), tile(2, 32, 4)] },
+const CANDIDATES: &[Candidates] = &[
+    Candidates { head_dim: 64, tiles: &[tile(2, 128, 2), tile(2, 128, 3), tile(2, 64, 4), tile(3, 64, 3)] },
+    Candidates { head_dim: MAX_HEAD_DIM, tiles: &[tile(2, 64, 2), tile(2, 32, 3), tile(2, 32, 4)] },
 ];
 
 /// Shared memory that a block has on Hopper, less the records of its tiles, which take up what its alignment leaves.
@@ -108,7 +123,10 @@ pub struct Sm90F32 {
 impl Sm90F32 {
     /// Attention without bias, softcap or score modification.
     pub fn plain(head_dim: usize, v_head_dim: usize) -> Self {
-        let tile = choice(head_dim, v_head_dim).tile;
+        Self::in_tile(head_dim, v_head_dim, choice(head_dim, v_head_dim).tile)
+    }
+
+    const fn in_tile(head_dim: usize, v_head_dim: usize, tile: Tile) -> Self {
         let bias = BiasKind::None;
         Self { head_dim, v_head_dim, tile, bias, softcap: false, score_mod: None, unusual_scale: false }
     }
@@ -124,9 +142,18 @@ impl Sm90F32 {
 
     /// This variant in every tile that tuning measures: first its own.
     pub fn candidates(&self) -> Vec<Self> {
-        let others = choice(self.head_dim, self.v_head_dim).candidates;
-        let others = others.iter().map(|&tile| Self { tile, ..self.clone() }).filter(Self::is_legal);
-        std::iter::once(self.clone()).chain(others).collect()
+        let widest = self.head_dim.max(self.v_head_dim);
+        let meant = CANDIDATES.iter().find(|candidates| widest <= candidates.head_dim);
+        let tiles = meant.map_or(&[][..], |candidates| candidates.tiles);
+        let others = tiles.iter().filter(|tile| **tile != self.tile).map(|&tile| Self { tile, ..self.clone() });
+        std::iter::once(self.clone()).chain(others.filter(Self::is_legal)).collect()
+    }
+
+    /// The row of the table whose tile this is. `None` for what is more than plain attention.
+    pub fn row(&self) -> Option<&'static Row> {
+        let choice = choice(self.head_dim, self.v_head_dim);
+        let is_plain = self.bias == BiasKind::None && !self.softcap && self.score_mod.is_none();
+        (is_plain && self.tile == choice.tile).then_some(choice.row)
     }
 
     /// Whether the tile fits a block, and its bias the tile, in whole panels.
@@ -198,9 +225,9 @@ pub fn fallback(simt: &Simt) -> Source {
     simt.define_constants(Source::new("flash/sm90_f32_fallback.cu", FALLBACK_ENTRY))
 }
 
-fn choice(head_dim: usize, v_head_dim: usize) -> &'static TileChoice {
-    let holds = |choice: &&TileChoice| head_dim.max(v_head_dim) <= choice.head_dim;
-    TILES.iter().find(holds).unwrap_or(&TILES[TILES.len() - 1])
+/// The first row of the table that holds the head sizes. The last one holds all.
+fn choice(head_dim: usize, v_head_dim: usize) -> &'static Choice<Tile> {
+    tiles::holding(&CHOICES, head_dim, v_head_dim).next().unwrap_or(&CHOICES[CHOICES.len() - 1])
 }
 
 /// The variants of the compile suite.
@@ -263,10 +290,10 @@ mod tests {
         let (_, text) = crate::sources().find(|(path, _)| *path == "flash/sm90_f32_split.cu").unwrap();
         assert!(text.contains(&format!("constexpr int CHUNK_ROWS = {CHUNK_ROWS};")));
         assert!(text.contains(&format!("constexpr int THREADS = {SPLIT_THREADS};")));
-        for choice in TILES {
-            for tile in std::iter::once(&choice.tile).chain(choice.candidates) {
-                assert!(CHUNK_ROWS.is_multiple_of(tile.block_keys), "{tile}");
-            }
+        let candidates = CANDIDATES.iter().flat_map(|candidates| candidates.tiles);
+        for tile in CHOICES.iter().map(|choice| &choice.tile).chain(candidates) {
+            assert!(CHUNK_ROWS.is_multiple_of(tile.block_keys), "{tile}");
+            assert_eq!(Tile::parse(&tile.to_string()), Some(*tile));
         }
     }
 }
