@@ -215,6 +215,7 @@ impl Mma {
     pub fn tuned_tiles() -> impl Iterator<Item = (usize, usize, Tile)> {
         [
             (64, 64, tile(4, 2, 64, 2)),
+            (64, 64, tile(4, 2, 48, 3)),
             (64, 64, tile(4, 1, 64, 4)),
             (96, 96, tile(4, 2, 64, 2)),
             (128, 128, tile(4, 2, 64, 2)),
@@ -228,13 +229,14 @@ impl Mma {
         .into_iter()
     }
 
-    /// Whether the tile takes more than the 255 registers that a thread has. From sm_100 on, ptxas needs a few more than before.
+    /// Whether the tile takes more registers than a thread has: 255, or 168 where three blocks share a multiprocessor. From sm_100 on, ptxas
+    /// needs a few more than before.
     fn spills_on(&self, compute_major: u32) -> bool {
+        let Tile { row_tiles, block_keys, blocks_per_multiprocessor, .. } = self.tile;
         let most_keys = if self.is_natural() || self.softcap { 48 } else { 32 };
-        compute_major >= 10
-            && self.head_dim.max(self.v_head_dim) > 112
-            && self.tile.row_tiles == 2
-            && self.tile.block_keys > most_keys
+        let is_wide = self.head_dim.max(self.v_head_dim) > 112 && block_keys > most_keys;
+        let is_narrow = block_keys >= 48 && blocks_per_multiprocessor == 3;
+        compute_major >= 10 && row_tiles == 2 && (is_wide || is_narrow)
     }
 
     /// Whether scores reach the softmax finished, in natural units, rather than as plain `q.k` or in units of the softcap.
@@ -317,6 +319,9 @@ pub fn variants() -> Vec<Variant> {
             push(format!("{of} d{d}"), plain(element, d, d, tile(8, 1, 64, 1)), wide, true);
             push(format!("{of} d{d} small"), plain(element, d, d, tile(4, 1, 32, 1)), every, true);
         }
+        for d in [40, 64] {
+            push(format!("{of} d{d} 48 keys"), plain(element, d, d, tile(4, 2, 48, 3)), wide, true);
+        }
         push(format!("{of} d64 short"), plain(element, 64, 64, tile(4, 1, 64, 4)), every, true);
         // A register or two too many are kept in memory from the first lines to the last; no loop touches them.
         push(format!("{of} d128 short"), plain(element, 128, 128, tile(4, 1, 32, 4)), every, false);
@@ -330,17 +335,28 @@ pub fn variants() -> Vec<Variant> {
         {
             let base = Mma { bias, bias_staged: true, ..plain(Element::Bf16, d, d, tile(4, 2, 64, 2)) };
             push(format!("bf16 d{d} {name}"), base.clone(), sample, true);
-            if d == 128 {
-                let short = Mma { tile: tile(4, 2, 48, 2), ..base.clone() };
-                push(format!("bf16 d{d} {name} 48 keys"), short, Architecture::FROM_AMPERE, true);
-            }
+            let (blocks, archs) =
+                if d == 64 { (3, &Architecture::FROM_AMPERE[..4]) } else { (2, Architecture::FROM_AMPERE) };
+            let short = Mma { tile: tile(4, 2, 48, blocks), ..base.clone() };
+            push(format!("bf16 d{d} {name} 48 keys"), short, archs, true);
             push(format!("bf16 d{d} {name} unstaged"), Mma { bias_staged: false, ..base }, sample, false);
         }
         let base = plain(Element::Bf16, d, d, tile(4, 2, 64, 2));
         push(format!("bf16 d{d} softcap"), Mma { softcap: true, ..base.clone() }, sample, true);
         push(format!("bf16 d{d} negative scale"), Mma { unusual_scale: true, ..base.clone() }, sample, true);
         let alibi = Some("return score - 0.5f * fabsf((float)(q - k));".to_owned());
-        push(format!("bf16 d{d} score mod"), Mma { score_mod: alibi, ..base }, sample, false);
+        push(format!("bf16 d{d} score mod"), Mma { score_mod: alibi.clone(), ..base }, sample, false);
+        if d == 64 {
+            let short = plain(Element::Bf16, d, d, tile(4, 2, 48, 3));
+            push(format!("bf16 d{d} softcap 48 keys"), Mma { softcap: true, ..short.clone() }, sample, true);
+            push(
+                format!("bf16 d{d} negative scale 48 keys"),
+                Mma { unusual_scale: true, ..short.clone() },
+                sample,
+                true,
+            );
+            push(format!("bf16 d{d} score mod 48 keys"), Mma { score_mod: alibi, ..short }, sample, false);
+        }
     }
     for d in [8, 24, 40, 72, 80, 112] {
         push(format!("f16 d{d}"), plain(Element::F16, d, d, tile(4, 2, 64, 2)), sample, false);
