@@ -14,7 +14,7 @@ use rand::seq::{IndexedRandom as _, SliceRandom as _};
 
 use crate::Context;
 use crate::compare::{self, Errors, Tolerance, errors};
-use crate::space::partner;
+use crate::space::{FAMILY, partner};
 use crate::tensors::{Distribution, Guarded, POISON};
 
 /// What may be drawn.
@@ -90,6 +90,20 @@ impl Lengths {
     }
 }
 
+/// What a kernel is compiled for, as far as a problem says.
+#[derive(Clone, Copy, Debug)]
+struct Family {
+    dtype: DType,
+    heads: (usize, usize),
+    head_dim: usize,
+    v_head_dim: usize,
+    causal: bool,
+    window: (bool, bool),
+    softcap: Option<f32>,
+    scale: Option<f32>,
+    page_size: Option<usize>,
+}
+
 impl PackedSpace {
     /// The same space with batches and lengths that suit compute-sanitizer.
     #[must_use]
@@ -97,12 +111,43 @@ impl PackedSpace {
         Self { most_sequences: 70, multiplications: 1 << 21, ..self }
     }
 
+    /// Problems and lengths that fit them, without end: in families, as [`crate::space::Space::problems`] has them.
+    pub fn problems(&self, rng: &mut impl Rng) -> impl Iterator<Item = (VarlenProblem, Lengths)> {
+        let mut family = self.draw_family(rng);
+        (0..).map(move |number| {
+            if number % FAMILY == 0 {
+                family = self.draw_family(rng);
+            }
+            self.draw_of(&family, rng)
+        })
+    }
+
     /// A problem and lengths that fit it.
     pub fn draw(&self, rng: &mut impl Rng) -> (VarlenProblem, Lengths) {
-        let (q_heads, kv_heads) = pick(&self.heads, rng);
+        let family = self.draw_family(rng);
+        self.draw_of(&family, rng)
+    }
+
+    fn draw_family(&self, rng: &mut impl Rng) -> Family {
         let head_dim = pick(&self.head_dims, rng);
-        let v_head_dim =
-            if rng.random_ratio(1, 8) { partner(&self.head_dims, head_dim, self.v_partner) } else { head_dim };
+        let differs = rng.random_ratio(1, 8);
+        let has_window = rng.random_ratio(1, 4);
+        let mut side = || has_window && rng.random_ratio(5, 6);
+        Family {
+            window: (side(), side()),
+            dtype: pick(&self.dtypes, rng),
+            heads: pick(&self.heads, rng),
+            head_dim,
+            v_head_dim: if differs { partner(&self.head_dims, head_dim, self.v_partner) } else { head_dim },
+            causal: rng.random_bool(0.5),
+            softcap: rng.random_ratio(1, 8).then_some(20.0),
+            scale: rng.random_ratio(1, 12).then(|| pick(&[0.0, -0.25, 1.0], rng)),
+            page_size: rng.random_ratio(1, 4).then(|| pick(&[1, 3, 16, 64, 256], rng)),
+        }
+    }
+
+    fn draw_of(&self, family: &Family, rng: &mut impl Rng) -> (VarlenProblem, Lengths) {
+        let Family { heads: (q_heads, kv_heads), head_dim, v_head_dim, .. } = *family;
         let mut batch = pick(&[1, 1, 2, 3, 5, 8, 17, 64, 65, 100, 300], rng).min(self.most_sequences);
         let lengths = loop {
             let lengths = Lengths::draw(batch, rng);
@@ -124,13 +169,11 @@ impl PackedSpace {
             head_dim,
             v_head_dim,
         };
-        let mut problem = VarlenProblem::packed(shape, pick(&self.dtypes, rng));
-        self.draw_layout(&mut problem, rng);
-        problem.causal = rng.random_bool(0.5);
-        if rng.random_ratio(1, 4) {
-            let mut side = || pick(&[None, Some(0), Some(3), Some(8), Some(70), Some(u32::MAX)], rng);
-            problem.window = Window { left: side(), right: side() };
-        }
+        let mut problem = VarlenProblem::packed(shape, family.dtype);
+        self.draw_layout(&mut problem, family.page_size, rng);
+        problem.causal = family.causal;
+        let mut side = |is_there: bool| is_there.then(|| pick(&[0, 3, 8, 70, u32::MAX], rng));
+        problem.window = Window { left: side(family.window.0), right: side(family.window.1) };
         let index = pick(&[IndexType::I32, IndexType::I64], rng);
         problem.alignment = pick(&[Alignment::TopLeft, Alignment::BottomRight, Alignment::PerBatch(index)], rng);
         problem.offsets = pick(&[IndexType::I32, IndexType::I64], rng);
@@ -138,14 +181,12 @@ impl PackedSpace {
         problem.has_sinks = rng.random_ratio(1, 4);
         problem.wants_log_sum_exp = rng.random_bool(0.5);
         problem.checks_offsets = rng.random_ratio(1, 4);
-        problem.softcap = rng.random_ratio(1, 8).then_some(20.0);
-        if rng.random_ratio(1, 12) {
-            problem.scale = pick(&[0.0, -0.25, 1.0], rng);
-        }
+        problem.softcap = family.softcap;
+        problem.scale = family.scale.unwrap_or(problem.scale);
         (problem, lengths)
     }
 
-    fn draw_layout(&self, problem: &mut VarlenProblem, rng: &mut impl Rng) {
+    fn draw_layout(&self, problem: &mut VarlenProblem, page_size: Option<usize>, rng: &mut impl Rng) {
         let VarlenShape { q_heads, kv_heads, head_dim, v_head_dim, max_kv_len, batch, .. } = problem.shape;
         let pad = match rng.random_range(0..4) {
             0 => 8 * rng.random_range(1..5),
@@ -164,8 +205,7 @@ impl PackedSpace {
             problem.v = padded(kv_heads, v_head_dim);
         }
         problem.o = padded(q_heads, v_head_dim);
-        if rng.random_ratio(1, 4) {
-            let page_size = pick(&[1, 3, 16, 64, 256], rng);
+        if let Some(page_size) = page_size {
             let max_pages = max_kv_len.div_ceil(page_size) + rng.random_range(0..2);
             let pages = batch * max_pages + rng.random_range(0..3);
             let page = |strides: TokenStrides| page_size as i64 * strides.token;

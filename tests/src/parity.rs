@@ -45,7 +45,7 @@ pub fn check_space(cx: &Context<'_>, engine: &dyn Engine, space: &Space, count: 
     let mut space = if cx.reduced() { space.clone().small() } else { space.clone() };
     let mut rng = cx.rng();
     space.v_partner = rng.random_range(1..=space.head_dims.len());
-    let problems: Vec<_> = (0..count).map(|_| space.draw(&mut rng)).collect();
+    let problems: Vec<_> = space.problems(&mut rng).take(count).collect();
     plan_ahead(cx.runtime(), engine, &problems);
     for problem in &problems {
         check_parity(cx, engine, problem)?;

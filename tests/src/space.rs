@@ -104,6 +104,23 @@ pub struct Space {
     pub multiplications: usize,
 }
 
+/// What a kernel is compiled for, as far as a problem says. Problems of a family differ in shapes, strides, lengths and numbers.
+#[derive(Clone, Copy, Debug)]
+struct Family {
+    dtype: DType,
+    head_dim: usize,
+    v_head_dim: usize,
+    causal: bool,
+    window: (bool, bool),
+    bias: Option<BiasKind>,
+    softcap: bool,
+    scale: f32,
+    scores: Option<ScoresOutput>,
+}
+
+/// Problems of a family that come one after another. To compile kernels takes most of a run.
+pub(crate) const FAMILY: usize = 4;
+
 impl Space {
     /// Everything that the contract allows, sizes at the edges of tiles first of all. Paging and scores are left out: most
     /// engines refuse them.
@@ -173,40 +190,75 @@ impl Space {
         self
     }
 
-    /// Draws a problem of the space. It always validates.
+    /// Problems of the space, without end: they come in families, so that a run compiles a quarter as many kernels. Each validates.
     ///
     /// # Panics
     ///
     /// If one of the lists that every problem needs an entry of is empty.
+    pub fn problems(&self, rng: &mut impl Rng) -> impl Iterator<Item = Problem> {
+        let mut family = self.draw_family(rng);
+        (0..).map(move |number| {
+            if number % FAMILY == 0 {
+                family = self.draw_family(rng);
+            }
+            self.draw_of(&family, rng)
+        })
+    }
+
+    /// Draws a problem of the space. It always validates.
+    ///
+    /// # Panics
+    ///
+    /// As [`Space::problems`].
     pub fn draw(&self, rng: &mut impl Rng) -> Problem {
+        let family = self.draw_family(rng);
+        self.draw_of(&family, rng)
+    }
+
+    fn draw_family(&self, rng: &mut impl Rng) -> Family {
         let dtype = pick(&self.dtypes, rng);
-        let shape = self.draw_shape(rng);
-        let mut problem = Problem::with_strides(shape, dtype, pick(&self.layouts, rng).strides(shape));
+        let head_dim = pick(&self.head_dims, rng);
+        let differs = self.v_head_dim_differs && rng.random_ratio(1, 5);
+        let has_window = self.windows && rng.random_ratio(1, 4);
+        let mut side = || has_window && rng.random_ratio(5, 6);
+        let window = (side(), side());
+        let legal = |kind: &BiasKind| match *kind {
+            BiasKind::Additive(bias) => bias == DType::F32 || bias == dtype,
+            BiasKind::Boolean => true,
+        };
+        let biases: Vec<_> = self.biases.iter().copied().filter(legal).collect();
+        let stage = self.scores.choose(rng).filter(|_| rng.random_bool(0.5));
+        Family {
+            dtype,
+            head_dim,
+            v_head_dim: if differs { partner(&self.head_dims, head_dim, self.v_partner) } else { head_dim },
+            causal: self.causal && rng.random_bool(0.4),
+            window,
+            bias: biases.choose(rng).copied().filter(|_| rng.random_ratio(1, 3)),
+            softcap: self.softcap && rng.random_ratio(1, 4),
+            scale: if self.odd_scales && rng.random_ratio(1, 8) { pick(&[0.0, -1.0, 0.5, 2.0], rng) } else { 1.0 },
+            scores: stage.map(|&stage| ScoresOutput { stage, dtype: pick(&[dtype, DType::F32], rng) }),
+        }
+    }
+
+    fn draw_of(&self, family: &Family, rng: &mut impl Rng) -> Problem {
+        let shape = self.draw_shape(family, rng);
+        let mut problem = Problem::with_strides(shape, family.dtype, pick(&self.layouts, rng).strides(shape));
         if !self.page_sizes.is_empty() && rng.random_bool(0.5) {
             self.draw_pages(&mut problem, rng);
         }
-        problem.mask = self.draw_mask(&problem, rng);
-        if self.softcap && rng.random_ratio(1, 4) {
-            problem.softcap = Some(pick(&[1.5, 20.0, 50.0], rng));
-        }
-        if self.odd_scales && rng.random_ratio(1, 8) {
-            problem.scale *= pick(&[0.0, -1.0, 0.5, 2.0], rng);
-        }
+        problem.mask = self.draw_mask(family, shape, rng);
+        problem.softcap = family.softcap.then(|| pick(&[1.5, 20.0, 50.0], rng));
+        problem.scale *= family.scale;
         problem.has_sinks = self.sinks && rng.random_ratio(1, 4);
         problem.wants_log_sum_exp = self.log_sum_exp && rng.random_bool(0.75);
-        if let Some(&stage) = self.scores.choose(rng)
-            && rng.random_bool(0.5)
-        {
-            problem.scores = Some(ScoresOutput { stage, dtype: pick(&[dtype, DType::F32], rng) });
-        }
+        problem.scores = family.scores;
         problem
     }
 
-    fn draw_shape(&self, rng: &mut impl Rng) -> Shape {
+    fn draw_shape(&self, family: &Family, rng: &mut impl Rng) -> Shape {
         let (q_heads, kv_heads) = pick(&self.heads, rng);
-        let head_dim = pick(&self.head_dims, rng);
-        let differs = self.v_head_dim_differs && rng.random_ratio(1, 5);
-        let v_head_dim = if differs { partner(&self.head_dims, head_dim, self.v_partner) } else { head_dim };
+        let Family { head_dim, v_head_dim, .. } = *family;
         let mut shape = Shape {
             batch: pick(&self.batches, rng),
             q_heads,
@@ -246,12 +298,10 @@ impl Space {
         problem.v = of(kv_heads, page_size, v_head_dim);
     }
 
-    fn draw_mask(&self, problem: &Problem, rng: &mut impl Rng) -> Mask {
-        let mut mask = Mask { causal: self.causal && rng.random_bool(0.4), ..Mask::none() };
-        if self.windows && rng.random_ratio(1, 4) {
-            let mut side = || pick(&[None, Some(0), Some(3), Some(8), Some(70), Some(u32::MAX)], rng);
-            mask.window = Window { left: side(), right: side() };
-        }
+    fn draw_mask(&self, family: &Family, shape: Shape, rng: &mut impl Rng) -> Mask {
+        let mut side = |is_there: bool| is_there.then(|| pick(&[0, 3, 8, 70, u32::MAX], rng));
+        let window = Window { left: side(family.window.0), right: side(family.window.1) };
+        let mut mask = Mask { causal: family.causal, window, ..Mask::none() };
         if mask.causal || mask.window != Window::default() {
             mask.alignment = pick(&self.alignments, rng);
         }
@@ -260,16 +310,7 @@ impl Space {
         {
             mask.key_lengths = lengths;
         }
-        let legal = |kind: &BiasKind| match *kind {
-            BiasKind::Additive(dtype) => dtype == DType::F32 || dtype == problem.dtype,
-            BiasKind::Boolean => true,
-        };
-        let biases: Vec<_> = self.biases.iter().copied().filter(legal).collect();
-        if let Some(&kind) = biases.choose(rng)
-            && rng.random_ratio(1, 3)
-        {
-            mask.bias = Some(draw_bias(kind, problem.shape, rng));
-        }
+        mask.bias = family.bias.map(|kind| draw_bias(kind, shape, rng));
         mask
     }
 }
@@ -333,8 +374,7 @@ mod tests {
     fn every_problem_is_legal_and_small_enough() {
         let mut rng = StdRng::seed_from_u64(1);
         for space in [everything(), Space::plain(), everything().small()] {
-            for _ in 0..2000 {
-                let problem = space.draw(&mut rng);
+            for problem in space.problems(&mut rng).take(2000) {
                 problem.validate().unwrap_or_else(|refusal| panic!("{problem:?}\n{refusal}"));
                 let Shape { batch, q_heads, q_len, kv_len, head_dim, v_head_dim, .. } = problem.shape;
                 let cost = batch * q_heads * q_len * kv_len * (head_dim + v_head_dim);
@@ -347,7 +387,7 @@ mod tests {
     #[test]
     fn every_feature_comes_up() {
         let mut rng = StdRng::seed_from_u64(2);
-        let problems: Vec<_> = (0..2000).map(|_| everything().draw(&mut rng)).collect();
+        let problems: Vec<_> = everything().problems(&mut rng).take(4000).collect();
         let any = |what: &str, is: &dyn Fn(&Problem) -> bool| assert!(problems.iter().any(is), "never drawn: {what}");
         for dtype in DType::ALL {
             any("element type", &|p| p.dtype == dtype);
@@ -383,7 +423,7 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(3);
         let edges = [63, 64, 65, 127, 128, 129];
         let space = Space { multiplications: usize::MAX, ..Space::full() };
-        let hits = (0..2000).filter(|_| edges.contains(&space.draw(&mut rng).shape.q_len)).count();
+        let hits = space.problems(&mut rng).take(2000).filter(|problem| edges.contains(&problem.shape.q_len)).count();
         // 6 of 12 edges in half of the draws: a quarter; 6 of 1001 lengths would be 12.
         assert!((400..600).contains(&hits), "{hits}");
     }

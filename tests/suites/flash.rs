@@ -150,7 +150,7 @@ fn float32_on_tensor_cores(cx: &Context<'_>) -> anyhow::Result<()> {
     let mut rng = cx.rng();
     let count = cx.scaled(250, 4);
     let device = cx.runtime().capabilities();
-    let drawn = (0..count * 20).map(|_| space.draw(&mut rng));
+    let drawn = space.problems(&mut rng).take(count * 20);
     let problems: Vec<_> = drawn.filter(|problem| SM90_F32.consider(device, problem).is_ok()).take(count).collect();
     ensure!(problems.len() == count || device.compute_capability != (9, 0), "only {} problems", problems.len());
     plan_ahead(cx.runtime(), &SM90_F32, &problems);
@@ -353,7 +353,7 @@ fn agrees_with_phase2a(cx: &Context<'_>) -> anyhow::Result<()> {
     let space = Space { multiplications: 1 << 28, ..tensor_cores() };
     let space = if cx.reduced() { space.small() } else { space };
     let phase2a = Phase2a::new();
-    let problems: Vec<_> = (0..cx.scaled(40, 2)).map(|_| space.draw(&mut rng)).collect();
+    let problems: Vec<_> = space.problems(&mut rng).take(cx.scaled(40, 2)).collect();
     plan_ahead(cx.runtime(), &Flash, &problems);
     plan_ahead(cx.runtime(), &phase2a, &problems);
     for problem in problems {

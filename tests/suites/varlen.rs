@@ -106,7 +106,7 @@ fn check_space(cx: &Context<'_>, engine: &dyn VarlenEngine, space: &PackedSpace,
     let mut space = if cx.reduced() { space.clone().small() } else { space.clone() };
     let mut rng = cx.rng();
     space.v_partner = rng.random_range(1..=space.head_dims.len());
-    let drawn = (0..count).map(|_| space.draw(&mut rng));
+    let drawn = space.problems(&mut rng).take(count);
     let problems: Vec<_> = drawn.filter(|(problem, _)| takes(cx, engine, problem)).collect();
     plan_ahead(cx, engine, &problems);
     for (problem, lengths) in &problems {
@@ -456,12 +456,17 @@ fn replayed_lengths(cx: &Context<'_>) -> anyhow::Result<()> {
 fn bad_offsets(cx: &Context<'_>) -> anyhow::Result<()> {
     let mut rng = cx.rng();
     let spaces = [odd(), tensor_cores()].map(|space| PackedSpace { multiplications: 1 << 22, ..space });
-    for round in 0..cx.scaled(300, 4) {
-        let (mut problem, lengths) = spaces[round / 2 % 2].draw(&mut rng);
-        if problem.shape.is_empty() {
-            continue;
-        }
+    let mut problems: Vec<_> =
+        spaces.iter().flat_map(|space| space.problems(&mut rng).take(cx.scaled(150, 2)).collect::<Vec<_>>()).collect();
+    problems.retain(|(problem, _)| !problem.shape.is_empty());
+    for (problem, _) in &mut problems {
         problem.checks_offsets = true;
+    }
+    for path in Path::ALL.map(VarlenPath) {
+        let taken: Vec<_> = problems.iter().filter(|(problem, _)| takes(cx, &path, problem)).cloned().collect();
+        plan_ahead(cx, &path, &taken);
+    }
+    for (round, (problem, lengths)) in problems.into_iter().enumerate() {
         let inputs = PackedInputs::draw(&problem, &lengths, Distribution::Normal, &mut rng)?;
         let mut bad = inputs.clone();
         let most = problem.shape.total_q.max(problem.shape.total_kv) as i64;
