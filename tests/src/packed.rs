@@ -511,7 +511,7 @@ impl PackedLaunched {
     ///
     /// With what is wrong.
     pub fn compare(&self, problem: &VarlenProblem, expected: &VarlenHostOutput) -> anyhow::Result<Errors> {
-        let tolerance = Tolerance::for_dtype(problem.dtype);
+        let tolerance = Tolerance::for_columns(problem.dtype, problem.shape.head_dim);
         ensure!(gaps(problem).all(|byte| self.o[byte] == POISON), "the launch wrote between the rows of o");
         let o = VarlenHostOutput::read_o(problem, &self.o)?;
         let worst = errors(&o, &expected.o);

@@ -250,7 +250,7 @@ impl Launched {
     ///
     /// With what is wrong.
     pub fn compare(&self, problem: &Problem, expected: &HostOutput) -> anyhow::Result<Errors> {
-        let tolerance = Tolerance::for_dtype(problem.dtype);
+        let tolerance = Tolerance::for_columns(problem.dtype, problem.shape.head_dim);
         let gaps_untouched = gaps(problem).all(|byte| self.o[byte] == POISON);
         ensure!(gaps_untouched, "the launch wrote between the rows of o");
         let o = HostOutput::read_o(problem, &self.o)?;
