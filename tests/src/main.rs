@@ -162,6 +162,11 @@ fn sanitize(args: SanitizeArgs) -> anyhow::Result<bool> {
         }
         bail!(text);
     };
+    let version = sanitize::version(&sanitizer).unwrap_or_else(|| "of a version that it does not tell".to_owned());
+    println!("compute-sanitizer {version}, {}", sanitizer.display());
+    if let Some(caution) = sanitize::caution(&version) {
+        println!("{caution}");
+    }
     let tools = if args.tools.is_empty() { Tool::ALL.to_vec() } else { args.tools };
     let options = Options {
         sanitizer,

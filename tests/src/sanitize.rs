@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -90,6 +90,25 @@ fn installed_toolkits() -> Vec<PathBuf> {
         .collect();
     roots.sort();
     roots
+}
+
+/// The version that compute-sanitizer says it has, such as `2026.4.0.0`. `None` where it says none.
+pub fn version(sanitizer: &Path) -> Option<String> {
+    let output = Command::new(sanitizer).arg("--version").stdin(Stdio::null()).output().ok()?;
+    version_in(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn version_in(text: &str) -> Option<String> {
+    text.lines().find_map(|line| line.strip_prefix("Version ")?.split_whitespace().next().map(str::to_owned))
+}
+
+/// What to know of the findings of such a version, if anything.
+pub fn caution(version: &str) -> Option<&'static str> {
+    let year: u32 = version.split('.').next()?.parse().ok()?;
+    (year < 2026).then_some(
+        "before 2026, racecheck reports races between warps that a named barrier orders on which some only arrive; a newer one is in the \
+         Python wheel nvidia-cuda-sanitizer-api",
+    )
 }
 
 /// How the tools are run.
@@ -384,6 +403,14 @@ ok    runtime::eight threads on one runtime  0.64 s
         assert_eq!(Printed::read(full).tool_errors.len(), 1);
         let cut_short = "========= COMPUTE-SANITIZER\n========= Error: Target application terminated\n";
         assert_eq!(Printed::read(cut_short).findings, counts(&[(OUTSIDE_KERNELS, 1)]));
+    }
+
+    #[test]
+    fn versions_are_read_and_old_ones_cautioned_against() {
+        let text = "NVIDIA (R) Compute Sanitizer\nCopyright (c) 2020-2026 NVIDIA Corporation\nVersion 2026.4.0.0 (build 39022338)";
+        assert_eq!(version_in(text).as_deref(), Some("2026.4.0.0"));
+        assert_eq!(version_in("no version"), None);
+        assert!(caution("2025.3.1.0").is_some() && caution("2026.4.0.0").is_none() && caution("new").is_none());
     }
 
     #[test]
