@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use crate::cargo_deny::CargoDeny;
 use crate::step::{Outcome, Steps, succeed};
-use crate::{gpu_report, kernels, nvrtc, onnx_test, repository, tidy};
+use crate::{emulate, gpu_report, kernels, nvrtc, onnx_test, repository, tidy};
 
 /// Runs every check that needs no GPU: what a pull request must pass
 #[derive(Debug, clap::Args)]
@@ -41,6 +41,8 @@ enum Check {
     Deny,
     /// Every kernel variant for every architecture
     Kernels,
+    /// Kernels' text on this machine's processor, against float64
+    Emulation,
     /// ONNX's attention cases through ONNX Runtime with the plugin, on the host
     Onnx,
 }
@@ -74,6 +76,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
                 });
             }
             Check::Kernels => steps.run("compile suite", kernels::check),
+            Check::Emulation => steps.run("emulation", emulate::check),
             Check::Onnx => steps.run("ONNX on the host", onnx_test::check),
         }
     }

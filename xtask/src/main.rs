@@ -9,6 +9,7 @@ mod bench;
 mod bundle;
 mod cargo_deny;
 mod ci;
+mod emulate;
 mod gpu_report;
 mod gpu_test;
 mod kernels;
@@ -36,6 +37,7 @@ enum Command {
     Ci(ci::Args),
     Tidy(tidy::Args),
     Kernels(kernels::Args),
+    Emulate(emulate::Args),
     GpuTest(gpu_test::Args),
     GpuReport(gpu_report::Args),
     Bench(bench::Args),
@@ -49,6 +51,7 @@ impl Command {
             Self::Ci(args) => ci::run(args),
             Self::Tidy(args) => tidy::run(args),
             Self::Kernels(args) => kernels::run(args),
+            Self::Emulate(args) => emulate::run(args),
             Self::GpuTest(args) => gpu_test::run(args),
             Self::GpuReport(args) => gpu_report::run(args),
             Self::Bench(args) => bench::run(args),

@@ -1,0 +1,196 @@
+// One multiprocessor, as far as our kernels can tell, for a C++ compiler: blocks run one after another, the threads of a block in turns, each
+// on a stack of its own until it waits for others. `cargo xtask emulate` compiles a kernel's text after this file, with the instructions
+// of ptx/ in the place of those that the text has in PTX.
+//
+// What is asynchronous on the device (copies, warpgroup products, stores) is done here at once, so a missing wait shows only where a
+// barrier is missing too; and the order of threads is always the same. Values, addresses, masks and barriers are the device's.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+inline Dim3 threadIdx, blockIdx, gridDim, blockDim;
+
+namespace machine {
+
+constexpr int SHARED_BYTES = 512 << 10;
+inline unsigned char* const shared_memory = static_cast<unsigned char*>(std::aligned_alloc(1024, SHARED_BYTES));
+
+struct Thread {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(96 << 10);
+  bool is_done = false;
+};
+inline std::vector<Thread> threads;
+inline ucontext_t scheduler;
+inline unsigned long events = 0;  // anything that somebody may wait for
+inline void (*kernel)();
+
+// Lets the other threads run.
+inline void yield() { swapcontext(&threads[threadIdx.x].context, &scheduler); }
+
+[[noreturn]] inline void fail(const char* what) {
+  std::printf("FAILED block %u thread %u: %s\n", blockIdx.x, threadIdx.x, what);
+  std::exit(1);
+}
+
+// A barrier of a known number of threads, some of whom may only arrive.
+struct Barrier {
+  int arrived = 0;
+  unsigned generation = 0;
+  bool all = true, result = true;
+
+  void arrive(int expected, bool value = true) {
+    ++events;
+    all &= value;
+    if (++arrived > expected) fail("more threads at a barrier than it is for");
+    if (arrived < expected) return;
+    result = all;
+    all = true;
+    arrived = 0;
+    ++generation;
+  }
+  bool sync(int expected, bool value = true) {
+    const unsigned mine = generation;
+    arrive(expected, value);
+    while (generation == mine) yield();
+    return result;
+  }
+};
+
+// An mbarrier: arrivals and bytes that its phase still waits for.
+struct Mbarrier {
+  int arrivals, pending;
+  long bytes = 0;
+  unsigned phase = 0;
+
+  void arrive(long more_bytes = 0) {
+    bytes += more_bytes;
+    if (--pending < 0) fail("more arrivals at an mbarrier than it is for");
+    settle();
+  }
+  void complete(long done) {
+    bytes -= done;
+    settle();
+  }
+  void settle() {
+    ++events;
+    if (pending != 0 || bytes != 0) return;
+    phase ^= 1;
+    pending = arrivals;
+  }
+};
+
+struct Warp {
+  Barrier barrier;
+  unsigned long long value[32][4];  // what lanes show each other
+};
+
+constexpr int BLOCK_BARRIER = 16;  // behind the named ones
+inline Barrier barriers[BLOCK_BARRIER + 1];
+inline std::unordered_map<unsigned, Mbarrier> mbarriers;
+inline std::vector<Warp> warps;
+
+inline Warp& warp() { return warps[threadIdx.x / 32]; }
+inline int lane() { return threadIdx.x % 32; }
+
+inline void run_thread() {
+  kernel();
+  threads[threadIdx.x].is_done = true;
+  ++events;
+  yield();
+}
+
+inline void run_block(void (*entry)()) {
+  kernel = entry;
+  std::memset(shared_memory, 0xff, SHARED_BYTES);
+  mbarriers.clear();
+  for (auto& barrier : barriers) barrier = {};
+  warps.assign((blockDim.x + 31) / 32, {});
+  threads.resize(blockDim.x);
+  for (auto& thread : threads) {
+    thread.is_done = false;
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.data();
+    thread.context.uc_stack.ss_size = thread.stack.size();
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, run_thread, 0);
+  }
+  for (int idle = 0, left = 1; left != 0;) {
+    const unsigned long before = events;
+    left = 0;
+    for (unsigned t = 0; t < threads.size(); ++t) {
+      if (threads[t].is_done) continue;
+      ++left;
+      threadIdx.x = t;
+      swapcontext(&scheduler, &threads[t].context);
+    }
+    idle = events == before ? idle + 1 : 0;
+    if (idle > 50) fail("all threads wait for each other");
+  }
+}
+
+// What the lanes of a warp show each other.
+template <typename T> struct Shown {
+  T of[32];
+
+  explicit Shown(T mine) {
+    Warp& w = warp();
+    std::memcpy(w.value[lane()], &mine, sizeof mine);
+    w.barrier.sync(32);
+    for (int i = 0; i < 32; ++i) std::memcpy(&of[i], w.value[i], sizeof mine);
+    w.barrier.sync(32);
+  }
+};
+template <typename T> T exchanged(T x, int from) { return Shown<T>(x).of[from % 32]; }
+
+// A tensor map: TensorMap's first word is the address of one of these.
+struct TensorMap {
+  unsigned char* base;
+  unsigned long long extents[5], strides[5];  // strides in bytes
+  int box[5], element_bytes;
+
+  long box_bytes() const { return (long)box[0] * box[1] * box[2] * box[3] * box[4] * element_bytes; }
+};
+
+// Where an address in shared memory lies under the 128-byte swizzle.
+inline unsigned swizzled(unsigned address) { return address ^ ((address >> 7 & 7) << 4); }
+
+}  // namespace machine
+
+inline unsigned __float_as_uint(float x) { unsigned y; std::memcpy(&y, &x, 4); return y; }
+inline float __uint_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
+inline float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+template <typename T> T __shfl_sync(unsigned, T x, int from) { return machine::exchanged(x, from); }
+template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) { return machine::exchanged(x, machine::lane() ^ mask); }
+template <typename T> T __shfl_up_sync(unsigned, T x, int by) {
+  return machine::exchanged(x, machine::lane() >= by ? machine::lane() - by : machine::lane());
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const machine::Shown<bool> shown(vote);
+  unsigned votes = 0;
+  for (int i = 0; i < 32; ++i) votes |= (unsigned)shown.of[i] << i;
+  return votes;
+}
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == 0xffffffffu; }
+inline void __syncwarp() { machine::warp().barrier.sync(32); }
+inline void __syncthreads() { machine::barriers[machine::BLOCK_BARRIER].sync(blockDim.x); }
+inline int __syncthreads_or(int vote) { return !machine::barriers[machine::BLOCK_BARRIER].sync(blockDim.x, vote == 0); }

@@ -1,0 +1,337 @@
+// One problem, from the command line, for the kernel whose text stands before this file: random tensors, the launch's parameters as the
+// engines make them, blocks one after another, and attention in float64 over the same numbers.
+//
+//   heads=8/2 len=300/400 batch=2 causal window=70 scale=6 growth=100 blocks=3 nan=7     a batch of equal sequences
+//   heads=8/2 len=40/40,0/5,7/0 causal ...                                                packed ones (VARLEN)
+//
+// window: keys to the left. scale: of the queries. growth: how much larger the first keys of a sequence are than the last, which tiles begin
+// with. blocks: how many draw tiles. nan: a key that the bias hides from all rows and that is not a number; without a bias, a value at this
+// key and dimension, which the rows that do not see it must not show. Heads are inside tokens: [tokens, heads, dim].
+#include <random>
+#include <string>
+
+static std::mt19937 generator(1);
+static float normal() {
+  static std::normal_distribution<float> distribution;
+  return distribution(generator);
+}
+
+[[noreturn]] static void refuse(const std::string& what) {
+  std::printf("FAILED to understand %s\n", what.c_str());
+  std::exit(2);
+}
+
+struct Lengths {
+  int q, kv;
+};
+
+struct Arguments {
+  int heads = 1, kv_heads = 1, batch = 1, window = -1, blocks = 1, nan = -1;
+  float scale = 1, growth = 1;
+  bool causal = false;
+  std::vector<Lengths> sequences;
+
+  Arguments(int count, char** texts) {
+    for (int i = 1; i < count; ++i) {
+      const std::string text = texts[i], name = text.substr(0, text.find('=')), value = text.substr(text.find('=') + 1);
+      if (text == "causal") causal = true;
+      else if (name == "heads") std::sscanf(value.c_str(), "%d/%d", &heads, &kv_heads);
+      else if (name == "len") read_lengths(value);
+      else if (name == "batch") batch = std::stoi(value);
+      else if (name == "window") window = std::stoi(value);
+      else if (name == "blocks") blocks = std::stoi(value);
+      else if (name == "scale") scale = std::stof(value);
+      else if (name == "growth") growth = std::stof(value);
+      else if (name == "nan") nan = std::stoi(value);
+      else refuse(text);
+    }
+    while ((int)sequences.size() < batch) sequences.push_back(sequences.at(0));
+    batch = sequences.size();
+  }
+  void read_lengths(const std::string& value) {
+    for (size_t at = 0; at < value.size(); at = value.find(',', at) == std::string::npos ? value.size() : value.find(',', at) + 1) {
+      Lengths lengths;
+      if (std::sscanf(value.c_str() + at, "%d/%d", &lengths.q, &lengths.kv) != 2) refuse(value);
+      sequences.push_back(lengths);
+    }
+  }
+};
+
+static std::vector<Scalar> random_tensor(size_t elements, float scale) {
+  std::vector<Scalar> tensor(elements);
+  for (auto& x : tensor) x = Element::store(normal() * scale);
+  return tensor;
+}
+
+// As cuattn_kernels::abi::Divisor.
+static Divisor divisor(int value) {
+  int shift = 31;
+  while ((u64)1 << (shift - 31) < (u64)value) ++shift;
+  return {(u32)((((u64)1 << shift) + value - 1) / value), shift, value};
+}
+
+#ifdef WARPGROUPS
+constexpr int ROWS_OF_TILE = TILE_ROWS, THREADS_OF_BLOCK = BLOCK_THREADS;
+#else
+constexpr int ROWS_OF_TILE = BLOCK_ROWS, THREADS_OF_BLOCK = THREADS;
+#define PACK 1
+#endif
+
+struct Problem {
+  Arguments is;
+  std::vector<int> q_starts{0}, kv_starts{0};
+  std::vector<Scalar> q, k, v, o;
+  std::vector<float> sinks, log_sum_exp, bias;  // bias: what every kind of it comes to
+  std::vector<unsigned char> bias_bytes;
+  int bias_row = 0;
+
+  explicit Problem(const Arguments& arguments) : is(arguments) {
+    for (const Lengths& lengths : is.sequences) {
+      q_starts.push_back(q_starts.back() + lengths.q);
+      kv_starts.push_back(kv_starts.back() + lengths.kv);
+    }
+    q = random_tensor((size_t)rows() * HEAD_DIM, is.scale);
+    k = random_tensor((size_t)kv_starts.back() * is.kv_heads * HEAD_DIM, 1);
+    v = random_tensor((size_t)kv_starts.back() * is.kv_heads * V_HEAD_DIM, 1);
+    o.assign((size_t)rows() * V_HEAD_DIM, 0xffff);
+    log_sum_exp.assign(rows(), NAN);
+    for (int head = 0; head < is.heads; ++head) sinks.push_back(normal());
+#if BIAS != BIAS_NONE
+    draw_bias();
+#endif
+    for (int sequence = 0; sequence < is.batch; ++sequence)
+      for (int key = 0; key < is.sequences[sequence].kv; ++key) grow(sequence, key);
+    for (int head = 0; head < is.kv_heads && is.nan >= 0; ++head) {
+      if (bias.empty()) v[(is.nan * is.kv_heads + head) * V_HEAD_DIM] = Element::store(NAN);
+      else k[(is.nan * is.kv_heads + head) * HEAD_DIM] = Element::store(NAN);
+    }
+  }
+  // The keys of the last third stay as they are, those of the first are larger by the whole growth.
+  void grow(int sequence, int key) {
+    const float power = std::fmin(std::fmax(2.f - 3.f * key / is.sequences[sequence].kv, 0.f), 1.f);
+    for (int i = 0; i < is.kv_heads * HEAD_DIM; ++i) {
+      Scalar& x = k[(kv_starts[sequence] + key) * is.kv_heads * HEAD_DIM + i];
+      x = Element::store(Element::load(x) * std::pow(is.growth, power));
+    }
+  }
+  int rows() const { return q_starts.back() * is.heads; }
+
+#if BIAS != BIAS_NONE
+  // Of one plane. It hides some keys, gives others huge negatives, hides a row's keys up to the last twenty, and another's altogether.
+  void draw_bias() {
+    const int q_len = is.sequences[0].q, kv_len = is.sequences[0].kv;
+    bias_row = ceil_div(kv_len, 16) * 16;
+    bias.assign(q_len * bias_row, 0.f);
+    bias_bytes.resize(bias.size() * sizeof(BiasScalar));
+    for (int row = 0; row < q_len; ++row)
+      for (int key = 0; key < kv_len; ++key) {
+        const int kind = generator() % 16;
+        const bool hidden = kind == 0 || key == is.nan || row == 5 || (row == 2 && key > 20);
+        float& x = bias[row * bias_row + key];
+#if BIAS == BIAS_BOOLEAN
+        const BiasScalar stored = !hidden;
+#elif BIAS == BIAS_F32
+        const BiasScalar stored = hidden ? -INFINITY_F32 : kind == 1 ? -3.3e38f : normal();
+#else
+        const BiasScalar stored = Element::store(hidden ? -INFINITY_F32 : kind == 1 ? -6e4f : normal());
+#endif
+        std::memcpy(&bias_bytes[(row * bias_row + key) * sizeof stored], &stored, sizeof stored);
+        x = bias_value(stored);
+      }
+  }
+#endif
+
+  FlashParams params() {
+    const i64 q_row = (i64)is.heads * HEAD_DIM, o_row = (i64)is.heads * V_HEAD_DIM, k_row = (i64)is.kv_heads * HEAD_DIM, v_row = (i64)is.kv_heads * V_HEAD_DIM;
+    const Lengths first = is.sequences[0];
+    FlashParams p{};
+    p.q = q.data();
+    p.k = k.data();
+    p.v = v.data();
+    p.o = o.data();
+    p.sinks = sinks.data();
+    p.log_sum_exp = log_sum_exp.data();
+    p.q_strides = {first.q * q_row, HEAD_DIM, q_row};
+    p.k_strides = {first.kv * k_row, HEAD_DIM, k_row};
+    p.v_strides = {first.kv * v_row, V_HEAD_DIM, v_row};
+    p.o_strides = {first.q * o_row, V_HEAD_DIM, o_row};
+    p.mask.window_left = is.window;
+    p.mask.window_right = is.causal ? 0 : -1;
+    p.mask.q_len = first.q;
+    p.mask.kv_len = first.kv;
+    p.mask.bias_keys = FAR_EDGE - 1;
+    p.mask.alignment = ALIGN_BOTTOM_RIGHT;
+#if BIAS != BIAS_NONE
+    p.mask.bias = bias_bytes.data();
+    p.mask.bias_row = bias_row;
+    p.mask.bias_key = 1;
+    p.mask.bias_keys = first.kv;
+#endif
+    p.score.scale = 1.f / std::sqrt((float)HEAD_DIM);
+    p.score.softcap = 20.f;
+    p.batch = is.batch;
+    p.q_heads = is.heads;
+    p.kv_heads = is.kv_heads;
+    p.head_dim = HEAD_DIM;
+    p.v_head_dim = V_HEAD_DIM;
+    p.pack = PACK;
+    const int units = is.heads / PACK, row_tiles = ceil_div(first.q * PACK, ROWS_OF_TILE);
+    const int section = is.causal && units > 1 ? 2 : 1, whole = (is.batch * units - 1) / section;
+    p.order = {divisor(section), divisor(is.batch * units - whole * section), divisor(section * row_tiles), divisor(units), divisor(is.heads / is.kv_heads), whole, row_tiles, 0};
+#ifdef VARLEN
+    p.packed.q_starts = q_starts.data();
+    p.packed.kv_starts = kv_starts.data();
+    p.packed.total_q = q_starts.back();
+    p.packed.total_kv = kv_starts.back();
+    p.packed.capacity = q_starts.back() * PACK / ROWS_OF_TILE + is.batch;
+    p.packed.section_keys = 1 << 20;
+#endif
+    return p;
+  }
+
+  double score(int sequence, int head, int row, int key) const {
+    const Scalar* a = &q[((q_starts[sequence] + row) * is.heads + head) * HEAD_DIM];
+    const Scalar* b = &k[((kv_starts[sequence] + key) * is.kv_heads + head / (is.heads / is.kv_heads)) * HEAD_DIM];
+    double sum = 0;
+    for (int d = 0; d < HEAD_DIM; ++d) sum += (double)Element::load(a[d]) * Element::load(b[d]);
+    sum /= std::sqrt((double)HEAD_DIM);
+#ifdef SOFTCAP
+    sum = 20 * std::tanh(sum / 20);
+#endif
+    return sum;
+  }
+  bool sees(int sequence, int row, int key) const {
+    const int at = row + is.sequences[sequence].kv - is.sequences[sequence].q;
+    const bool hidden = !bias.empty() && bias[row * bias_row + key] == -INFINITY_F32;
+    return !hidden && (!is.causal || key <= at) && (is.window < 0 || key >= at - is.window);
+  }
+
+  // Compares with float64, prints a line, and gives the exit status.
+  int check() const {
+    double error = 0, magnitude = 0, log_sum_exp_error = 0;
+    long broken = 0;
+    for (int sequence = 0; sequence < is.batch; ++sequence)
+      for (int head = 0; head < is.heads; ++head)
+        for (int row = 0; row < is.sequences[sequence].q; ++row) {
+          const int keys = is.sequences[sequence].kv;
+          std::vector<double> scores(keys, -INFINITY), out(V_HEAD_DIM, 0.0);
+          double top = sinks[head];
+          for (int key = 0; key < keys; ++key)
+            if (sees(sequence, row, key)) {
+              scores[key] = score(sequence, head, row, key) + (bias.empty() ? 0 : bias[row * bias_row + key]);
+              top = std::max(top, scores[key]);
+            }
+          double sum = std::exp(sinks[head] - top);
+          for (int key = 0; key < keys; ++key) {
+            if (scores[key] == -INFINITY) continue;
+            const double weight = std::exp(scores[key] - top);
+            const Scalar* value = &v[((kv_starts[sequence] + key) * is.kv_heads + head / (is.heads / is.kv_heads)) * V_HEAD_DIM];
+            sum += weight;
+            for (int d = 0; d < V_HEAD_DIM; ++d) out[d] += weight * Element::load(value[d]);
+          }
+          const int token = q_starts[sequence] + row;
+          for (int d = 0; d < V_HEAD_DIM; ++d) {
+            const double want = out[d] / sum, off = Element::load(o[(token * is.heads + head) * V_HEAD_DIM + d]) - want;
+            if (want != want && off != off) continue;  // a value that is not a number, seen
+            if (off != off && broken++ == 0) std::printf("sequence %d head %d row %d column %d is not a number; ", sequence, head, row, d);
+            error += off * off;
+            magnitude += want * want;
+          }
+#ifdef VARLEN
+          const float got = log_sum_exp[head * q_starts.back() + token];
+#else
+          const float got = log_sum_exp[(sequence * is.heads + head) * is.sequences[0].q + row];
+#endif
+          const double off = std::fabs(got - (top + std::log(sum)));
+          if (off != off) ++broken;
+          else log_sum_exp_error = std::max(log_sum_exp_error, off);
+        }
+    const double l2 = std::sqrt(error / std::max(magnitude, 1e-300));
+    const bool good = broken == 0 && l2 < (ELEMENT == ELEMENT_F16 ? 1e-3 : 6e-3) && log_sum_exp_error < 2e-3;
+    std::printf("%s relative L2 %.1e, log-sum-exp %.0e\n", good ? "ok" : "FAILED", l2, log_sum_exp_error);
+    return !good;
+  }
+};
+
+#ifdef WARPGROUPS
+// Maps of [tokens, heads, dim] tensors, as the engines encode them: `heads_first` as those of q and o, and of all that is packed.
+struct Described {
+  std::vector<machine::TensorMap> described = std::vector<machine::TensorMap>(5);
+
+  TensorMap map(int which, machine::TensorMap description) {
+    described[which] = description;
+    TensorMap map{};
+    map.words[0] = reinterpret_cast<u64>(&described[which]);
+    return map;
+  }
+  TensorMap tokens(int which, const void* base, int dim, int heads, int len, int batch, int box_heads, int box_rows, bool heads_first) {
+    const u64 head = dim * 2, row = heads * head;
+    unsigned char* const bytes = static_cast<unsigned char*>(const_cast<void*>(base));
+#ifdef VARLEN
+    (void)len, (void)batch, (void)heads_first;
+    return map(which, {bytes, {(u64)dim, (u64)heads, RAGGED_ROWS, 0x7fff0000, 0x7fff0000}, {2, head, row, row, ((u64)1 << 35) - row}, {64, box_heads, box_rows, 1, 1}, 2});
+#else
+    const u64 sequence = len * row;
+    if (heads_first) return map(which, {bytes, {(u64)dim, (u64)heads, (u64)len, (u64)batch, 1}, {2, head, row, sequence, 0}, {64, box_heads, box_rows, 1, 1}, 2});
+    return map(which, {bytes, {(u64)dim, (u64)len, (u64)heads, (u64)batch, 1}, {2, row, head, sequence, 0}, {64, box_rows, box_heads, 1, 1}, 2});
+#endif
+  }
+};
+
+static TensorMap q_map, k_map, v_map, o_map, bias_map;
+static Sm90Params launched;
+static void enter() {
+#ifdef VARLEN
+  varlen_sm90(q_map, k_map, v_map, o_map, launched);
+#else
+  flash_sm90(q_map, k_map, v_map, o_map, bias_map, launched);
+#endif
+}
+static void launch(Problem& problem) {
+  const Arguments& is = problem.is;
+  const Lengths first = is.sequences[0];
+  static Described maps;
+  q_map = maps.tokens(0, problem.q.data(), HEAD_DIM, is.heads, first.q, is.batch, PACK, GROUP_ROWS / PACK, true);
+  k_map = maps.tokens(1, problem.k.data(), HEAD_DIM, is.kv_heads, first.kv, is.batch, 1, BLOCK_KEYS, false);
+  v_map = maps.tokens(2, problem.v.data(), V_HEAD_DIM, is.kv_heads, first.kv, is.batch, 1, BLOCK_KEYS, false);
+  o_map = maps.tokens(3, problem.o.data(), V_HEAD_DIM, is.heads, first.q, is.batch, PACK, GROUP_ROWS / PACK, true);
+#if BIAS != BIAS_NONE
+  const int size = sizeof(BiasScalar);
+  bias_map = maps.map(4, {problem.bias_bytes.data(), {(u64)first.kv, (u64)first.q, 1, 1, 1}, {(u64)size, (u64)problem.bias_row * size, 0, 0, 0}, {128 / size, GROUP_ROWS, 1, 1, 1}, size});
+#endif
+  static u32 counter = 0;
+  launched = {};
+  launched.flash = problem.params();
+  launched.counter = &counter;
+  launched.tiles = launched.flash.order.row_tiles * is.batch * (is.heads / PACK);
+  launched.k_head_step = launched.k_batch_step = launched.v_head_step = launched.v_batch_step = 1;
+  gridDim.x = is.blocks;
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) machine::run_block(enter);
+  if (counter != 0) machine::fail("the counter of tiles is not where it began");
+}
+#else
+static FlashParams launched;
+static void enter() {
+#ifdef VARLEN
+  varlen_mma(launched);
+#else
+  flash_mma(launched);
+#endif
+}
+static void launch(Problem& problem) {
+  launched = problem.params();
+#ifdef VARLEN
+  gridDim.x = launched.packed.capacity * launched.q_heads;
+#else
+  gridDim.x = launched.order.row_tiles * launched.batch * launched.q_heads;
+#endif
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) machine::run_block(enter);
+}
+#endif
+
+int main(int count, char** texts) {
+  Problem problem{Arguments(count, texts)};
+  blockDim.x = THREADS_OF_BLOCK;
+  launch(problem);
+  return problem.check();
+}

@@ -1,0 +1,339 @@
+//! `emulate`: the text of kernels for tensor cores, compiled for this machine's processor and run against float64. It needs no GPU.
+//!
+//! `tests/emulation` has C++ in the place of the instructions that the text has in PTX. So what is looked at is everything but them, and
+//! but time: which rows and keys, masks, biases, the running softmax, barriers, rings, tiles, addresses and swizzles.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+use std::{env, fs, io};
+
+use anyhow::Context as _;
+use cuattn_kernels::flash::mma::{Demand as MmaDemand, Limits, Mma};
+use cuattn_kernels::flash::sm90::{Demand, Edges, Sm90};
+use cuattn_kernels::varlen::{self, KeyStorage, RowBoxes};
+use cuattn_kernels::{BiasKind, Element, Source};
+
+use crate::repository;
+use crate::step::Outcome;
+use crate::table::table;
+
+/// Runs kernels' text on this machine's processor, instruction by instruction, and compares with float64. Needs a C++ compiler, no GPU
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only kernels whose name contains this
+    #[arg(long, value_name = "SUBSTRING")]
+    filter: Option<String>,
+    /// Instead of a kernel's own problems this one, such as `heads=8/2 len=300/400 causal scale=6` (tests/emulation/problem.h)
+    #[arg(long, value_name = "WORDS")]
+    problem: Option<String>,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let outcome = emulate(args.filter.as_deref().unwrap_or_default(), args.problem.as_deref())?;
+    Ok(match outcome {
+        Outcome::Passed(text) => {
+            println!("passed: {text}");
+            ExitCode::SUCCESS
+        }
+        Outcome::Failed(text) => {
+            println!("FAILED: {text}");
+            ExitCode::FAILURE
+        }
+        Outcome::NotRun(text) => {
+            println!("NOT RUN: {text}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// As a step of `ci`.
+pub(crate) fn check() -> anyhow::Result<Outcome> {
+    emulate("", None)
+}
+
+/// A kernel, and problems for it.
+struct Emulated {
+    name: String,
+    source: Source,
+    problems: Vec<&'static str>,
+}
+
+/// Every kind of tile of the table, every option once, and the ways to find rows.
+fn kernels() -> Vec<Emulated> {
+    let mut all = Vec::new();
+    let mut push = |name: &str, source: Source, problems: &[&'static str]| {
+        all.push(Emulated { name: name.to_owned(), source, problems: problems.to_vec() });
+    };
+    let bf16 = Element::Bf16;
+    let causal = Demand { edges: Edges::CAUSAL, ..Demand::PLENTY };
+    let medium = Demand { q_len: 1024, ..causal };
+    let short = Demand { q_len: 64, ..causal };
+    let few = Demand { q_len: 512, heads: 8, ..causal };
+    let window = Demand { edges: Edges { left: true, right: true }, ..medium };
+    let left = Demand { edges: Edges { left: true, right: false }, ..medium };
+    let of = |d, demand| Sm90::plain(bf16, d, d, demand);
+    let dense = [
+        "heads=4/2 len=300/300 causal blocks=2",
+        "heads=2/1 len=129/200 batch=2 causal blocks=3 scale=6",
+        "heads=2/2 len=200/100 causal",
+    ];
+    // Scores that grow by 12 are made good; those that grow by 100 take the tile a second time.
+    let growing = [
+        "heads=2/1 len=200/520 causal growth=12",
+        "heads=4/1 len=130/650 causal growth=100 blocks=2",
+        "heads=2/1 len=200/200 causal nan=150",
+    ];
+    push("sm90 d64", of(64, medium).source(), &dense);
+    push("sm90 d64 f16", Sm90::plain(Element::F16, 64, 64, medium).source(), &growing);
+    push("sm90 d128 f16", Sm90::plain(Element::F16, 128, 128, causal).source(), &growing);
+    push("sm90 d64 tall", of(64, causal).source(), &dense);
+    push("sm90 d64 few tiles", of(64, few).source(), &dense);
+    push("sm90 d128", of(128, causal).source(), &dense);
+    push("sm90 d128 few tiles", of(128, few).source(), &dense);
+    push("sm90 d256", of(256, causal).source(), &["heads=2/1 len=200/200 causal blocks=2"]);
+    push("sm90 d192/128", Sm90::plain(bf16, 192, 128, causal).source(), &["heads=2/1 len=200/200 causal blocks=2"]);
+    push(
+        "sm90 d64 window",
+        of(64, window).source(),
+        &["heads=4/2 len=300/300 causal window=100 blocks=2", "heads=2/1 len=260/400 causal window=3 blocks=2"],
+    );
+    push("sm90 d64 left edge", of(64, left).source(), &["heads=2/1 len=260/300 window=70 blocks=2"]);
+    push(
+        "sm90 d64 softcap",
+        of(64, Demand { softcap: true, ..causal }).source(),
+        &["heads=2/1 len=200/300 causal scale=6"],
+    );
+    for (pack, heads) in [(4, "heads=8/2 len=20/300 causal blocks=2"), (8, "heads=8/1 len=33/100 causal scale=6")] {
+        push(&format!("sm90 d64, {pack} heads"), Sm90 { pack, ..of(64, medium) }.source(), &[heads]);
+    }
+    for (name, bias) in [("bias", BiasKind::Element), ("f32 bias", BiasKind::F32), ("boolean bias", BiasKind::Boolean)]
+    {
+        // The second key lies in the block that tiles begin with, whose rows have no maximum yet.
+        let problems = ["heads=2/1 len=200/400 blocks=2 scale=6 nan=7", "heads=2/1 len=70/300 nan=290"];
+        if let Some(sm90) = of(64, Demand::PLENTY).with_bias(bias) {
+            push(&format!("sm90 d64 {name}"), sm90.source(), &problems);
+        }
+        if let Some(sm90) = of(128, causal).with_bias(bias) {
+            push(&format!("sm90 d128 {name}"), sm90.source(), &["heads=2/1 len=130/300 causal scale=6 nan=40"]);
+        }
+    }
+    let packed = [
+        "heads=8/2 len=40/40,0/5,7/0,1/1,64/64,65/65,33/100,100/33,3/70 causal blocks=2",
+        "heads=8/2 len=20/20,31/31,5/5,64/64,1/1,17/17,0/0,12/40,200/300 causal scale=4",
+    ];
+    for (name, pack, demand) in [
+        ("short", 1, short),
+        ("short, 4 heads", 4, short),
+        ("2 heads", 2, medium),
+        ("few tiles, 4 heads", 4, Demand { q_len: 128, heads: 1, ..causal }),
+    ] {
+        let sm90 = RowBoxes::Ragged.fit(Sm90 { pack, ..of(64, demand) });
+        push(&format!("varlen sm90 d64 {name}"), varlen::sm90(&sm90, RowBoxes::Ragged, None), &packed);
+    }
+    let h200 = Limits { compute_major: 9, shared_bytes_per_block: 232_448, shared_bytes_per_multiprocessor: 233_472 };
+    for (d, rows, keys) in [(64, 4096, 4096), (64, 4096, 64), (128, 4096, 4096), (128, 64, 4096), (256, 4096, 4096)] {
+        if let Some(mma) = Mma::plain(bf16, d, d).with_best_tile(MmaDemand { rows, keys }, h200) {
+            push(
+                &format!("mma d{d} {}", mma.tile),
+                mma.source(),
+                &[
+                    "heads=2/1 len=150/200 causal scale=6",
+                    "heads=2/1 len=70/300 window=90",
+                    "heads=2/1 len=130/650 causal growth=100",
+                    "heads=2/1 len=200/200 causal nan=150",
+                ],
+            );
+        }
+    }
+    for (name, bias) in [("bias", BiasKind::Element), ("boolean bias", BiasKind::Boolean)] {
+        let biased = Mma { bias, bias_staged: true, ..Mma::plain(bf16, 64, 64) };
+        if let Some(mma) = biased.with_best_tile(MmaDemand { rows: 4096, keys: 4096 }, h200) {
+            push(&format!("mma d64 {name}"), mma.source(), &["heads=2/1 len=130/200 scale=6 nan=7"]);
+        }
+    }
+    if let Some(mma) = Mma::plain(bf16, 64, 64).with_best_tile(MmaDemand { rows: 64, keys: 4096 }, h200) {
+        let problem = "heads=4/2 len=40/40,0/5,7/0,1/1,65/65,33/100 causal";
+        push("varlen mma d64", varlen::mma(&mma, KeyStorage::Packed), &[problem]);
+    }
+    all
+}
+
+fn emulate(filter: &str, problem: Option<&str>) -> anyhow::Result<Outcome> {
+    let Some(compiler) = Compiler::find() else {
+        return Ok(Outcome::NotRun(
+            "no C++17 compiler for a Unix was found: install g++ or clang++, or name one in CXX".to_owned(),
+        ));
+    };
+    let folder = repository::target()?.join("emulation");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let kernels: Vec<_> = kernels().into_iter().filter(|kernel| kernel.name.contains(filter)).collect();
+    if kernels.is_empty() {
+        return Ok(Outcome::Failed(format!("no kernel has `{filter}` in its name")));
+    }
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
+    let work = || -> anyhow::Result<()> {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(kernel) = kernels.get(number) else { return Ok(()) };
+            let begun = Instant::now();
+            let lines = compiler.run(kernel, problem, &folder)?;
+            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+            results.push((number, lines, begun.elapsed()));
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| anyhow::bail!("a worker panicked")))
+    })?;
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(number, ..)| *number);
+    let mut shown = table(&["kernel", "problem", "seconds", ""], 2);
+    let (mut ran, mut failed) = (0, Vec::new());
+    for (number, lines, took) in results {
+        for (problem, line) in lines {
+            ran += 1;
+            let name = &kernels[number].name;
+            if !line.starts_with("ok") {
+                failed.push(format!("{name}, {problem}: {line}"));
+            }
+            shown.add_row([name.clone(), problem, format!("{:.1}", took.as_secs_f64()), line]);
+        }
+    }
+    println!("{shown}");
+    Ok(if failed.is_empty() {
+        Outcome::Passed(format!("{ran} problems through {} kernels, by {}", kernels.len(), compiler.command))
+    } else {
+        Outcome::Failed(format!("{} of {ran} problems: {}", failed.len(), failed.join("; ")))
+    })
+}
+
+/// A C++ compiler that answers.
+struct Compiler {
+    command: String,
+}
+
+impl Compiler {
+    fn find() -> Option<Self> {
+        if !cfg!(unix) {
+            return None;
+        }
+        let named = env::var("CXX").ok().filter(|command| !command.is_empty());
+        let candidates = named.into_iter().chain(["c++", "g++", "clang++"].map(str::to_owned));
+        let answers = |command: &String| {
+            let mut command = Command::new(command);
+            command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        };
+        candidates.into_iter().find(answers).map(|command| Self { command })
+    }
+
+    /// Compiles a kernel and runs its problems, or the one that is given: each problem, and the line that it printed.
+    fn run(&self, kernel: &Emulated, problem: Option<&str>, folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
+        let name: String = kernel.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        let (text, program) = (folder.join(format!("{name}.cpp")), folder.join(&name));
+        fs::write(&text, emulated(&kernel.source.assemble()))
+            .with_context(|| format!("cannot write {}", text.display()))?;
+        let mut command = Command::new(&self.command);
+        command.args(["-std=c++17", "-O2", "-w", "-fno-strict-aliasing"]);
+        command.arg("-I").arg(emulation()).arg("-o").arg(&program).arg(&text);
+        let compiled = command.output().with_context(|| format!("cannot start {}", self.command))?;
+        if !compiled.status.success() {
+            let errors = String::from_utf8_lossy(&compiled.stderr);
+            let first = errors.lines().find(|line| line.contains("error")).unwrap_or("no error was printed");
+            return Ok(vec![("-".to_owned(), format!("not compiled: {first} ({})", text.display()))]);
+        }
+        let problems = problem.map_or_else(|| kernel.problems.clone(), |problem| vec![problem]);
+        problems.into_iter().map(|problem| Ok((problem.to_owned(), output_of(&program, problem)?))).collect()
+    }
+}
+
+fn output_of(program: &Path, problem: &str) -> io::Result<String> {
+    let output = Command::new(program).args(problem.split_whitespace()).output()?;
+    let line = String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned();
+    Ok(if output.status.success() { line } else { format!("{line} ({})", output.status) })
+}
+
+fn emulation() -> PathBuf {
+    repository::root().join("tests/emulation")
+}
+
+/// An assembled source as C++: the files of `ptx/` are replaced by those of `tests/emulation`, between the machine and the driver.
+fn emulated(assembled: &str) -> String {
+    let mut file = "";
+    let mut lines = vec!["#include \"machine.h\"".to_owned()];
+    // The last piece of a file comes when everything that it includes stands there.
+    let pieces: HashMap<_, _> =
+        assembled.lines().enumerate().filter_map(|(number, line)| Some((line_directive(line)?, number))).collect();
+    for (number, line) in assembled.lines().enumerate() {
+        if let Some(path) = line_directive(line) {
+            file = path;
+            if file.starts_with("ptx/") && pieces.get(file) == Some(&number) {
+                lines.push(format!("#include \"{file}\""));
+            }
+        } else if !file.starts_with("ptx/") {
+            lines.push(translated(line));
+        }
+    }
+    lines.push("#include \"problem.h\"\n".to_owned());
+    lines.join("\n")
+}
+
+/// The file of a `#line` directive.
+fn line_directive(line: &str) -> Option<&str> {
+    line.strip_prefix("#line ")?.split('"').nth(1)
+}
+
+/// What a C++ compiler does not know: unrolling, and shared memory whose size the launch decides.
+fn translated(line: &str) -> String {
+    let trimmed = line.trim_start();
+    if trimmed.starts_with("#pragma unroll") {
+        return String::new();
+    }
+    if trimmed.starts_with("#define UNROLL") {
+        return line.split("_Pragma").next().unwrap_or(line).split("PRAGMA(").next().unwrap_or(line).to_owned();
+    }
+    let Some(declaration) = trimmed.strip_prefix("extern __shared__ ") else { return line.to_owned() };
+    let words: Vec<_> = declaration.split_whitespace().filter(|word| !word.starts_with("__align__")).collect();
+    let (name, element) = words.split_last().map_or(("", String::new()), |(name, element)| (*name, element.join(" ")));
+    let name = name.trim_end_matches(";").trim_end_matches("[]");
+    format!("{element}* const {name} = reinterpret_cast<{element}*>(machine::shared_memory + 1024);")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_replaced_where_all_they_need_stands() {
+        let assembled = "#define A 1\n#line 1 \"root.cu\"\n#line 1 \"ptx/math.cuh\"\n// one\n#line 1 \"types.cuh\"\ntypedef int i32;\n\
+                         #line 3 \"ptx/math.cuh\"\nasm\n#line 2 \"root.cu\"\n#pragma unroll 1\nend";
+        let want = "#include \"machine.h\"\n#define A 1\ntypedef int i32;\n#include \"ptx/math.cuh\"\n\nend\n#include \"problem.h\"\n";
+        assert_eq!(emulated(assembled), want);
+    }
+
+    #[test]
+    fn shared_memory_of_a_launch_is_the_machines() {
+        assert_eq!(
+            translated("  extern __shared__ __align__(1024) unsigned char dynamic[];"),
+            "unsigned char* const dynamic = reinterpret_cast<unsigned char*>(machine::shared_memory + 1024);"
+        );
+        assert_eq!(translated("#define UNROLL _Pragma(\"unroll\")"), "#define UNROLL ");
+        assert_eq!(translated("  int x;"), "  int x;");
+    }
+
+    #[test]
+    fn no_kernel_has_assembly_that_is_not_replaced() {
+        for kernel in kernels() {
+            let text = emulated(&kernel.source.assemble());
+            assert!(!text.contains("asm"), "{}", kernel.name);
+            assert!(!kernel.problems.is_empty(), "{}", kernel.name);
+        }
+    }
+}
