@@ -275,7 +275,7 @@ fn emulated(assembled: &str) -> String {
         if let Some(path) = line_directive(line) {
             file = path;
             if file.starts_with("ptx/") && pieces.get(file) == Some(&number) {
-                lines.push(format!("#include \"{file}\""));
+                lines.push(format!("#include \"{}.h\"", file.trim_end_matches(".cuh")));
             }
         } else if !file.starts_with("ptx/") {
             lines.push(translated(line));
@@ -314,7 +314,7 @@ mod tests {
     fn instructions_are_replaced_where_all_they_need_stands() {
         let assembled = "#define A 1\n#line 1 \"root.cu\"\n#line 1 \"ptx/math.cuh\"\n// one\n#line 1 \"types.cuh\"\ntypedef int i32;\n\
                          #line 3 \"ptx/math.cuh\"\nasm\n#line 2 \"root.cu\"\n#pragma unroll 1\nend";
-        let want = "#include \"machine.h\"\n#define A 1\ntypedef int i32;\n#include \"ptx/math.cuh\"\n\nend\n#include \"problem.h\"\n";
+        let want = "#include \"machine.h\"\n#define A 1\ntypedef int i32;\n#include \"ptx/math.h\"\n\nend\n#include \"problem.h\"\n";
         assert_eq!(emulated(assembled), want);
     }
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "ptx/mma.cuh"
+#include "ptx/mma.h"
 
 DEVICE u32 descriptor(u32 address, u32 panel_bytes) { return ((address & 0x3ffff) >> 4) | ((panel_bytes >> 4) << 16); }
 DEVICE void wgmma_fence() {}

@@ -1,5 +1,5 @@
 #pragma once
-#include "ptx/shared.cuh"
+#include "ptx/shared.h"
 
 DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
   const MatrixRows rows(address);
