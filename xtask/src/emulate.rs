@@ -14,6 +14,7 @@ use std::{env, fs, io};
 
 use anyhow::Context as _;
 use cuattn_kernels::flash::mma::{Demand as MmaDemand, Limits, Mma};
+use cuattn_kernels::flash::simt::{Demand as SimtDemand, Simt};
 use cuattn_kernels::flash::sm90::{Demand, Edges, Sm90};
 use cuattn_kernels::varlen::{self, KeyStorage, RowBoxes};
 use cuattn_kernels::{BiasKind, Element, Source};
@@ -135,6 +136,11 @@ fn kernels() -> Vec<Emulated> {
         let sm90 = RowBoxes::Ragged.fit(Sm90 { pack, ..of(64, demand) });
         push(&format!("varlen sm90 d64 {name}"), varlen::sm90(&sm90, RowBoxes::Ragged, None), &packed);
     }
+    let sm90 = RowBoxes::Ragged.fit(of(64, medium));
+    for page_size in [16, 256] {
+        let source = varlen::sm90(&sm90, RowBoxes::Ragged, Some(page_size));
+        push(&format!("varlen sm90 d64, pages of {page_size}"), source, &packed);
+    }
     let h200 = Limits { compute_major: 9, shared_bytes_per_block: 232_448, shared_bytes_per_multiprocessor: 233_472 };
     for (d, rows, keys) in [(64, 4096, 4096), (64, 4096, 64), (128, 4096, 4096), (128, 64, 4096), (256, 4096, 4096)] {
         if let Some(mma) = Mma::plain(bf16, d, d).with_best_tile(MmaDemand { rows, keys }, h200) {
@@ -159,7 +165,17 @@ fn kernels() -> Vec<Emulated> {
     if let Some(mma) = Mma::plain(bf16, 64, 64).with_best_tile(MmaDemand { rows: 64, keys: 4096 }, h200) {
         let problem = "heads=4/2 len=40/40,0/5,7/0,1/1,65/65,33/100 causal";
         push("varlen mma d64", varlen::mma(&mma, KeyStorage::Packed), &[problem]);
+        push("varlen mma d64, pages", varlen::mma(&mma, KeyStorage::Paged), &[problem]);
     }
+    let simt = |element, dim, rows| {
+        let demand = SimtDemand { rows, kv_heads: 64, multiprocessors: 132, shared_bytes_per_block: 232_448 };
+        Simt::plain(element, dim, dim, demand)
+    };
+    let any = ["heads=2/1 len=70/90 causal dim=64/64", "heads=2/1 len=70/90 causal nan=60 dim=40/57"];
+    push("simt f32 d64", simt(Element::F32, 64, 4096).source(), &any[..1]);
+    push("simt f32 d57", simt(Element::F32, 57, 4096).source(), &any[1..]);
+    push("simt bf16 d57, few rows", simt(bf16, 57, 1).source(), &any[1..]);
+    push("simt f32 d264", simt(Element::F32, 264, 4096).source(), &["heads=1/1 len=40/70 window=30 dim=264/130"]);
     all
 }
 
