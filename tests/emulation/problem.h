@@ -81,7 +81,7 @@ static Divisor divisor(int value) {
 }
 
 #ifdef WARPGROUPS
-constexpr int ROWS_OF_TILE = TILE_ROWS, THREADS_OF_BLOCK = BLOCK_THREADS;
+constexpr int ROWS_OF_TILE = TILE_ROWS, THREADS_OF_BLOCK = 128 * (WARPGROUPS + 1);
 #else
 constexpr int ROWS_OF_TILE = BLOCK_ROWS, THREADS_OF_BLOCK = THREADS;
 #define PACK 1
@@ -311,6 +311,11 @@ struct Described {
     map.words[0] = reinterpret_cast<u64>(&described[which]);
     return map;
   }
+  // Of one tensor after another: its high halves, then its low ones.
+  TensorMap halves(int which, const void* base, int dim, int heads, int len, int batch, int box_rows) {
+    const u64 row = dim * 2, head = len * row;
+    return map(which, {static_cast<unsigned char*>(const_cast<void*>(base)), {(u64)dim, (u64)len, (u64)heads, 2 * (u64)batch, 1}, {2, row, head, heads * head, 0}, {64, box_rows, 1, 1, 1}, 2});
+  }
 #ifdef PAGED
   TensorMap pages(int which, const void* base, int dim, int heads, int pages) {
     const u64 head = dim * 2, row = heads * head;
@@ -333,6 +338,41 @@ struct Described {
 };
 
 static TensorMap q_map, k_map, v_map, o_map, bias_map;
+#ifdef HALVES
+static Sm90F32Params launched;
+
+// What the two kernels before this one make of a tensor: its heads' ranges, and its halves as [2, batch, heads, rows, dim].
+struct Halves {
+  std::vector<HeadRange> ranges;
+  std::vector<u16> at;
+
+  Halves(const std::vector<float>& tensor, int batch, int heads, int rows, int dim, bool is_value) : at(2 * tensor.size()) {
+    for (int unit = 0; unit < batch * heads; ++unit) {
+      const auto element = [&](int row, int d) { return tensor[((unit / heads * rows + row) * heads + unit % heads) * dim + d]; };
+      HeadRange range{0, is_value ? INFINITY_F32 : 0.f};
+      for (int row = 0; row < rows; ++row) {
+        float top = 0, sum = 0;
+        for (int d = 0; d < dim; ++d) {
+          top = std::max(top, std::fabs(element(row, d)));
+          sum += std::fabs(element(row, d));
+        }
+        range.largest = std::max(range.largest, __float_as_uint(top));
+        if (!is_value) range.row = std::max(range.row, sum);
+        else if (top != 0) range.row = std::min(range.row, top);
+      }
+      ranges.push_back(range);
+      for (int row = 0; row < rows; ++row)
+        for (int d = 0; d < dim; ++d) {
+          const size_t place = ((size_t)unit * rows + row) * dim + d;
+          const float x = element(row, d) * power_of_two(scale_exponent(range));
+          at[place] = F16::store(x);
+          at[place + tensor.size()] = F16::store(x - F16::load(at[place]));
+        }
+    }
+  }
+};
+static void enter() { flash_sm90_f32(q_map, k_map, v_map, bias_map, launched); }
+#else
 static Sm90Params launched;
 static void enter() {
 #ifdef VARLEN
@@ -341,10 +381,23 @@ static void enter() {
   flash_sm90(q_map, k_map, v_map, o_map, bias_map, launched);
 #endif
 }
+#endif
 static void launch(Problem& problem) {
   const Arguments& is = problem.is;
   const Lengths first = is.sequences[0];
   static Described maps;
+  static u32 counter = 0;
+  launched = {};
+#ifdef HALVES
+  static const Halves q(problem.q, is.batch, is.heads, first.q, HEAD_DIM, false), k(problem.k, is.batch, is.kv_heads, first.kv, HEAD_DIM, false),
+      v(problem.v, is.batch, is.kv_heads, first.kv, V_HEAD_DIM, true);
+  static std::vector<HeadRange> ranges;
+  for (const Halves* halves : {&q, &k, &v}) ranges.insert(ranges.end(), halves->ranges.begin(), halves->ranges.end());
+  launched.ranges = ranges.data();
+  q_map = maps.halves(0, q.at.data(), HEAD_DIM, is.heads, first.q, is.batch, GROUP_ROWS);
+  k_map = maps.halves(1, k.at.data(), HEAD_DIM, is.kv_heads, first.kv, is.batch, BLOCK_KEYS);
+  v_map = maps.halves(2, v.at.data(), V_HEAD_DIM, is.kv_heads, first.kv, is.batch, BLOCK_KEYS);
+#else
   q_map = maps.tokens(0, problem.q.data(), HEAD_DIM, is.heads, first.q, is.batch, PACK, GROUP_ROWS / PACK, true);
 #ifdef PAGED
   k_map = maps.pages(1, problem.k.data(), HEAD_DIM, is.kv_heads, problem.table.size());
@@ -354,16 +407,15 @@ static void launch(Problem& problem) {
   v_map = maps.tokens(2, problem.v.data(), V_HEAD_DIM, is.kv_heads, first.kv, is.batch, 1, BLOCK_KEYS, false);
 #endif
   o_map = maps.tokens(3, problem.o.data(), V_HEAD_DIM, is.heads, first.q, is.batch, PACK, GROUP_ROWS / PACK, true);
+  launched.k_head_step = launched.k_batch_step = launched.v_head_step = launched.v_batch_step = 1;
+#endif
 #if BIAS != BIAS_NONE
   const int size = sizeof(BiasScalar);
   bias_map = maps.map(4, {problem.bias_bytes.data(), {(u64)first.kv, (u64)first.q, 1, 1, 1}, {(u64)size, (u64)problem.bias_row * size, 0, 0, 0}, {128 / size, GROUP_ROWS, 1, 1, 1}, size});
 #endif
-  static u32 counter = 0;
-  launched = {};
   launched.flash = problem.params();
   launched.counter = &counter;
   launched.tiles = launched.flash.order.row_tiles * is.batch * (is.heads / PACK);
-  launched.k_head_step = launched.k_batch_step = launched.v_head_step = launched.v_batch_step = 1;
   gridDim.x = is.blocks;
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) machine::run_block(enter);
   if (counter != 0) machine::fail("the counter of tiles is not where it began");

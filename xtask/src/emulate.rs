@@ -16,6 +16,7 @@ use anyhow::Context as _;
 use cuattn_kernels::flash::mma::{Demand as MmaDemand, Limits, Mma};
 use cuattn_kernels::flash::simt::{Demand as SimtDemand, Simt};
 use cuattn_kernels::flash::sm90::{Demand, Edges, Sm90};
+use cuattn_kernels::flash::sm90_f32::Sm90F32;
 use cuattn_kernels::varlen::{self, KeyStorage, RowBoxes};
 use cuattn_kernels::{BiasKind, Element, Source};
 
@@ -166,6 +167,15 @@ fn kernels() -> Vec<Emulated> {
         let problem = "heads=4/2 len=40/40,0/5,7/0,1/1,65/65,33/100 causal";
         push("varlen mma d64", varlen::mma(&mma, KeyStorage::Packed), &[problem]);
         push("varlen mma d64, pages", varlen::mma(&mma, KeyStorage::Paged), &[problem]);
+    }
+    let float32 = ["heads=2/1 len=150/200 batch=2 causal blocks=2", "heads=2/1 len=70/300 window=90 scale=6"];
+    for d in [64, 128] {
+        let plain = Sm90F32::plain(d, d);
+        push(&format!("sm90_f32 d{d}"), plain.source(), &float32);
+        push(&format!("sm90_f32 d{d} softcap"), Sm90F32 { softcap: true, ..plain.clone() }.source(), &float32);
+        if let Some(biased) = plain.with_bias(BiasKind::F32) {
+            push(&format!("sm90_f32 d{d} bias"), biased.source(), &["heads=2/1 len=130/200"]);
+        }
     }
     let simt = |element, dim, rows| {
         let demand = SimtDemand { rows, kv_heads: 64, multiprocessors: 132, shared_bytes_per_block: 232_448 };

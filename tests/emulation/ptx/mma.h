@@ -13,8 +13,12 @@ DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
   __syncwarp();
 }
 
-#if ELEMENT != ELEMENT_F32
-DEVICE float half_of(u32 word, int which) { return Element::load((u16)(word >> 16 * which)); }
+#if ELEMENT == ELEMENT_F32
+typedef F16 ProductElement;  // float32 comes to products in halves of f16
+#else
+typedef Element ProductElement;
+#endif
+DEVICE float half_of(u32 word, int which) { return ProductElement::load((u16)(word >> 16 * which)); }
 
 // The lane's two rows of a 16x16 operand that lies in the registers of its quad.
 struct OperandRows {
@@ -37,4 +41,3 @@ DEVICE void mma_16816(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   for (int i = 0; i < 4; ++i)
     for (int k = 0; k < 16; ++k) c[i] += rows.at[i / 2][k] * columns[i % 2][k];
 }
-#endif

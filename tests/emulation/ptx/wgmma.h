@@ -15,7 +15,7 @@ struct Operand {
   explicit Operand(u32 descriptor) : start((descriptor & 0x3fff) << 4), panel_bytes(descriptor >> 16 << 4) {}
   float at(int row, int column) const {
     const u32 address = start + column / 64 * panel_bytes + row * 128 + column % 64 * 2;
-    return Element::load(shared_at<u16>(machine::swizzled(address)));
+    return ProductElement::load(shared_at<u16>(machine::swizzled(address)));
   }
 };
 // Row and column of accumulator i.
