@@ -33,7 +33,7 @@ inline unsigned char* const shared_memory = static_cast<unsigned char*>(std::ali
 
 struct Thread {
   ucontext_t context;
-  std::vector<char> stack = std::vector<char>(96 << 10);
+  std::vector<char> stack = std::vector<char>(1 << 20);
   bool is_done = false;
 };
 inline std::vector<Thread> threads;

@@ -213,7 +213,7 @@ struct Problem {
     p.head_dim = is.head_dim;
     p.v_head_dim = is.v_head_dim;
     p.pack = PACK;
-    const int units = is.heads / PACK, row_tiles = ceil_div(first.q * PACK, ROWS_OF_TILE);
+    const int units = is.heads / PACK, row_tiles = std::max(ceil_div(first.q * PACK, ROWS_OF_TILE), 1);
     const int section = is.causal && units > 1 ? 2 : 1, whole = (is.batch * units - 1) / section;
     p.order = {divisor(section), divisor(is.batch * units - whole * section), divisor(section * row_tiles), divisor(units), divisor(is.heads / is.kv_heads), whole, row_tiles, 0};
 #ifdef VARLEN

@@ -127,6 +127,8 @@ fn kernels() -> Vec<Emulated> {
     let packed = [
         "heads=8/2 len=40/40,0/5,7/0,1/1,64/64,65/65,33/100,100/33,3/70 causal blocks=2",
         "heads=8/2 len=20/20,31/31,5/5,64/64,1/1,17/17,0/0,12/40,200/300 causal scale=4",
+        // Warps of a tile find out one after another that it must be done again.
+        "heads=8/2 len=0/5,2/33,17/100,65/200 causal scale=4 growth=12",
     ];
     for (name, pack, demand) in [
         ("short", 1, short),

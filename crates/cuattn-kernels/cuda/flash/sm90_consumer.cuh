@@ -332,6 +332,9 @@ struct Consumer {
     }
   }
 
+  // Whether the tile will be done again, as far as is known yet: the same for all lanes, though other warps may be writing it.
+  static DEVICE bool is_done_again(const TileRecord& record) { return __any_sync(WARP_MASK, record.overflow != 0); }
+
   // EMPTY: no row has seen a key, and o holds whatever the tile before left there.
   template <bool EMPTY> DEVICE void epilogue(const TileRecord& record, int q_stage) {
     const FlashParams& p = block.params.flash;
@@ -340,8 +343,7 @@ struct Consumer {
     write_log_sum_exp(result, record);
 #ifdef DIRECT_STORE
     write_output<EMPTY>(result, record);
-    __syncwarp();  // the lanes must read the same of what other warps may be writing
-    if (EMPTY || record.overflow) return;
+    if (EMPTY || is_done_again(record)) return;
     repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int, const PackedRow& at, int column, float value) {
       Scalar* out = static_cast<Scalar*>(p.o) + query_base(p.o_strides, record.tile) + at.head * p.o_strides.head + at.row * p.o_strides.row;
       out[column] = Element::store(value);
@@ -349,7 +351,7 @@ struct Consumer {
 #else
     stage_output<EMPTY>(result, q_stage);
     __syncwarp();
-    if (!EMPTY && !record.overflow) repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int row, const PackedRow&, int column, float value) {
+    if (!EMPTY && !is_done_again(record)) repair_rows(p, record.tile, record.sequence, place, o, state, result, [&](int row, const PackedRow&, int column, float value) {
       const u32 staged = block.shared.q_slice(q_stage, slice()) + column / PANEL * GROUP_ROWS * PANEL_ROW + (((threadIdx.x >> 5) & 3) * 16 + row) * PANEL_ROW;
       store_shared(staged + ((column % PANEL / 8) ^ (row & 7)) * 16 + column % 8 * 2, Element::store(value));
     });
