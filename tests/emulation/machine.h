@@ -5,12 +5,14 @@
 // What is asynchronous on the device (copies, warpgroup products, stores) is done here at once, so a missing wait shows only where a
 // barrier is missing too; and the order of threads is always the same. Values, addresses, masks and barriers are the device's.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -31,18 +33,29 @@ namespace machine {
 constexpr int SHARED_BYTES = 512 << 10;
 inline unsigned char* const shared_memory = static_cast<unsigned char*>(std::aligned_alloc(1024, SHARED_BYTES));
 
+constexpr int STACK_BYTES = 128 << 10;
+
 struct Thread {
-  ucontext_t context;
-  std::vector<char> stack = std::vector<char>(1 << 20);
-  bool is_done = false;
+  ucontext_t begin;
+  jmp_buf place;  // where it waits: unlike contexts, jumps ask the kernel for nothing
+  std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
+  bool has_begun = false, is_done = false;
 };
 inline std::vector<Thread> threads;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline unsigned long events = 0;  // anything that somebody may wait for
 inline void (*kernel)();
 
 // Lets the other threads run.
-inline void yield() { swapcontext(&threads[threadIdx.x].context, &scheduler); }
+inline void yield() {
+  if (_setjmp(threads[threadIdx.x].place) == 0) _longjmp(scheduler, 1);
+}
+inline void resume(Thread& thread) {
+  if (_setjmp(scheduler) != 0) return;
+  if (thread.has_begun) _longjmp(thread.place, 1);
+  thread.has_begun = true;
+  setcontext(&thread.begin);
+}
 
 [[noreturn]] inline void fail(const char* what) {
   std::printf("FAILED block %u thread %u: %s\n", blockIdx.x, threadIdx.x, what);
@@ -124,12 +137,12 @@ inline void run_block(void (*entry)()) {
   warps.assign((blockDim.x + 31) / 32, {});
   threads.resize(blockDim.x);
   for (auto& thread : threads) {
-    thread.is_done = false;
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.data();
-    thread.context.uc_stack.ss_size = thread.stack.size();
-    thread.context.uc_link = nullptr;
-    makecontext(&thread.context, run_thread, 0);
+    thread.has_begun = thread.is_done = false;
+    getcontext(&thread.begin);
+    thread.begin.uc_stack.ss_sp = thread.stack.get();
+    thread.begin.uc_stack.ss_size = STACK_BYTES;
+    thread.begin.uc_link = nullptr;
+    makecontext(&thread.begin, run_thread, 0);
   }
   for (int idle = 0, left = 1; left != 0;) {
     const unsigned long before = events;
@@ -138,7 +151,7 @@ inline void run_block(void (*entry)()) {
       if (threads[t].is_done) continue;
       ++left;
       threadIdx.x = t;
-      swapcontext(&scheduler, &threads[t].context);
+      resume(threads[t]);
     }
     idle = events == before ? idle + 1 : 0;
     if (idle > 50) fail("all threads wait for each other");

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use std::{env, fs, io};
 
 use anyhow::Context as _;
@@ -19,6 +19,9 @@ use cuattn_kernels::flash::sm90::{Demand, Edges, Sm90};
 use cuattn_kernels::flash::sm90_f32::Sm90F32;
 use cuattn_kernels::varlen::{self, KeyStorage, RowBoxes};
 use cuattn_kernels::{BiasKind, Element, Source};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{Rng as _, SeedableRng as _};
 
 use crate::repository;
 use crate::step::Outcome;
@@ -31,12 +34,32 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SUBSTRING")]
     filter: Option<String>,
     /// Instead of a kernel's own problems this one, such as `heads=8/2 len=300/400 causal scale=6` (tests/emulation/problem.h)
-    #[arg(long, value_name = "WORDS")]
+    #[arg(long, value_name = "WORDS", conflicts_with = "random")]
     problem: Option<String>,
+    /// Instead of a kernel's own problems so many random ones
+    #[arg(long, value_name = "COUNT")]
+    random: Option<usize>,
+    /// Seed of the random problems; from the clock without it
+    #[arg(long, requires = "random")]
+    seed: Option<u64>,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let outcome = emulate(args.filter.as_deref().unwrap_or_default(), args.problem.as_deref())?;
+    let mut kernels = kernels();
+    kernels.retain(|kernel| kernel.name.contains(args.filter.as_deref().unwrap_or_default()));
+    if let Some(problem) = args.problem {
+        kernels.iter_mut().for_each(|kernel| kernel.problems = vec![problem.clone()]);
+    }
+    if let Some(count) = args.random {
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs());
+        let seed = args.seed.unwrap_or_else(clock);
+        println!("random problems of seed {seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        for kernel in &mut kernels {
+            kernel.problems = (0..count).map(|_| random_problem(&kernel.source, &mut rng)).collect();
+        }
+    }
+    let outcome = emulate(&kernels)?;
     Ok(match outcome {
         Outcome::Passed(text) => {
             println!("passed: {text}");
@@ -55,21 +78,22 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// As a step of `ci`.
 pub(crate) fn check() -> anyhow::Result<Outcome> {
-    emulate("", None)
+    emulate(&kernels())
 }
 
 /// A kernel, and problems for it.
 struct Emulated {
     name: String,
     source: Source,
-    problems: Vec<&'static str>,
+    problems: Vec<String>,
 }
 
 /// Every kind of tile of the table, every option once, and the ways to find rows.
 fn kernels() -> Vec<Emulated> {
     let mut all = Vec::new();
-    let mut push = |name: &str, source: Source, problems: &[&'static str]| {
-        all.push(Emulated { name: name.to_owned(), source, problems: problems.to_vec() });
+    let mut push = |name: &str, source: Source, problems: &[&str]| {
+        let problems = problems.iter().map(|&problem| problem.to_owned()).collect();
+        all.push(Emulated { name: name.to_owned(), source, problems });
     };
     let bf16 = Element::Bf16;
     let causal = Demand { edges: Edges::CAUSAL, ..Demand::PLENTY };
@@ -191,7 +215,52 @@ fn kernels() -> Vec<Emulated> {
     all
 }
 
-fn emulate(filter: &str, problem: Option<&str>) -> anyhow::Result<Outcome> {
+/// A problem that a kernel of such constants takes: lengths around the edges of tiles half of the time.
+fn random_problem(source: &Source, rng: &mut StdRng) -> String {
+    let constant =
+        |name: &str| source.defines().iter().find(|(other, _)| *other == name).map(|(_, value)| value.as_str());
+    let is_packed = source.root().starts_with("varlen/");
+    let is_float32 = constant("ELEMENT") == Some("0");
+    let is_biased = constant("BIAS").is_some_and(|bias| bias != "0");
+    let mut pick = |list: &[usize]| list.choose(rng).copied().unwrap_or(1);
+    let kv_heads = pick(&[1, 1, 2]);
+    let heads = kv_heads * constant("PACK").and_then(|pack| pack.parse().ok()).unwrap_or(1) * pick(&[1, 1, 2, 3]);
+    let scale = pick(if is_float32 { &[1, 3] } else { &[1, 1, 4, 8] });
+    let mut words = vec![format!("heads={heads}/{kv_heads} blocks={} scale={scale}", pick(&[1, 2, 3]))];
+    if constant("RIGHT_EDGE") != Some("0") && pick(&[0, 1, 1]) == 1 {
+        words.push("causal".to_owned());
+    }
+    // Kernels that know where rows end know also that there is no window.
+    if constant("LEFT_EDGE") != Some("0") && pick(&[0, 1]) == 1 {
+        words.push(format!("window={}", pick(&[0, 3, 30, 70, 200])));
+    }
+    if !is_float32 && pick(&[0, 0, 0, 1]) == 1 {
+        words.push(format!("growth={}", pick(&[5, 12, 60])));
+    }
+    if constant("HEAD_DIM").is_none() && constant("EXACT").is_none() {
+        words.push(format!("dim={}/{}", pick(&[1, 8, 33, 57, 64]), pick(&[1, 8, 33, 57, 64])));
+    }
+    const EDGES: &[usize] = &[1, 2, 7, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257];
+    let length = |most: usize, rng: &mut StdRng| {
+        if rng.random_bool(0.5) { *EDGES.choose(rng).unwrap_or(&1) % most } else { rng.random_range(0..most) }
+    };
+    if is_packed {
+        let sequences = rng.random_range(1..10);
+        let lengths: Vec<_> = (0..sequences).map(|_| format!("{}/{}", length(131, rng), length(201, rng))).collect();
+        words.push(format!("len={}", lengths.join(",")));
+    } else {
+        let (q_len, kv_len) = (length(330, rng).max(1), length(330, rng).max(1));
+        let batch = if is_biased { 1 } else { rng.random_range(1..3) };
+        words.push(format!("len={q_len}/{kv_len} batch={batch}"));
+        // A head with such a value is not the float32 path's.
+        if source.root() != "flash/sm90_f32.cu" && rng.random_ratio(1, 4) {
+            words.push(format!("nan={}", rng.random_range(0..kv_len)));
+        }
+    }
+    words.join(" ")
+}
+
+fn emulate(kernels: &[Emulated]) -> anyhow::Result<Outcome> {
     let Some(compiler) = Compiler::find() else {
         return Ok(Outcome::NotRun(
             "no C++17 compiler for a Unix was found: install g++ or clang++, or name one in CXX".to_owned(),
@@ -199,9 +268,8 @@ fn emulate(filter: &str, problem: Option<&str>) -> anyhow::Result<Outcome> {
     };
     let folder = repository::target()?.join("emulation");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let kernels: Vec<_> = kernels().into_iter().filter(|kernel| kernel.name.contains(filter)).collect();
     if kernels.is_empty() {
-        return Ok(Outcome::Failed(format!("no kernel has `{filter}` in its name")));
+        return Ok(Outcome::Failed("no kernel has such a name".to_owned()));
     }
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
@@ -210,7 +278,7 @@ fn emulate(filter: &str, problem: Option<&str>) -> anyhow::Result<Outcome> {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(kernel) = kernels.get(number) else { return Ok(()) };
             let begun = Instant::now();
-            let lines = compiler.run(kernel, problem, &folder)?;
+            let lines = compiler.run(kernel, &folder)?;
             let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
             results.push((number, lines, begun.elapsed()));
         }
@@ -262,8 +330,8 @@ impl Compiler {
         candidates.into_iter().find(answers).map(|command| Self { command })
     }
 
-    /// Compiles a kernel and runs its problems, or the one that is given: each problem, and the line that it printed.
-    fn run(&self, kernel: &Emulated, problem: Option<&str>, folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
+    /// Compiles a kernel and runs its problems: each of them, and the line that it printed.
+    fn run(&self, kernel: &Emulated, folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
         let name: String = kernel.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
         let (text, program) = (folder.join(format!("{name}.cpp")), folder.join(&name));
         fs::write(&text, emulated(&kernel.source.assemble()))
@@ -277,8 +345,7 @@ impl Compiler {
             let first = errors.lines().find(|line| line.contains("error")).unwrap_or("no error was printed");
             return Ok(vec![("-".to_owned(), format!("not compiled: {first} ({})", text.display()))]);
         }
-        let problems = problem.map_or_else(|| kernel.problems.clone(), |problem| vec![problem]);
-        problems.into_iter().map(|problem| Ok((problem.to_owned(), output_of(&program, problem)?))).collect()
+        kernel.problems.iter().map(|problem| Ok((problem.clone(), output_of(&program, problem)?))).collect()
     }
 }
 
