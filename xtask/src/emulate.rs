@@ -59,21 +59,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             kernel.problems = (0..count).map(|_| random_problem(&kernel.source, &mut rng)).collect();
         }
     }
-    let outcome = emulate(&kernels)?;
-    Ok(match outcome {
-        Outcome::Passed(text) => {
-            println!("passed: {text}");
-            ExitCode::SUCCESS
-        }
-        Outcome::Failed(text) => {
-            println!("FAILED: {text}");
-            ExitCode::FAILURE
-        }
-        Outcome::NotRun(text) => {
-            println!("NOT RUN: {text}");
-            ExitCode::FAILURE
-        }
-    })
+    Ok(emulate(&kernels)?.told())
 }
 
 /// As a step of `ci`.

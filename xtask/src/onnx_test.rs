@@ -59,20 +59,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}\nkept as {}", read.table(), keep(&read, report)?.display());
         return Ok(ExitCode::SUCCESS);
     }
-    Ok(match run_here(&args, true)? {
-        Outcome::Passed(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
-        Outcome::Failed(why) => {
-            println!("FAILED: {why}");
-            ExitCode::FAILURE
-        }
-        Outcome::NotRun(why) => {
-            println!("NOT RUN: {why}");
-            ExitCode::FAILURE
-        }
-    })
+    Ok(run_here(&args, true)?.told())
 }
 
 /// The whole of it on the host, as a step of `ci`, which leaves the kept reports alone.

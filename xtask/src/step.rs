@@ -1,7 +1,7 @@
 //! A step of a longer run: it passes, fails, or does not run, and the third is never mistaken for the first.
 
 use std::io::IsTerminal as _;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -23,6 +23,17 @@ impl Outcome {
     /// Passed, with nothing to add.
     pub(crate) fn passed() -> Self {
         Self::Passed(String::new())
+    }
+
+    /// Says how a command that is this one step ended, and gives its exit status. What did not run has not succeeded.
+    pub(crate) fn told(&self) -> ExitCode {
+        let (result, text) = match self {
+            Self::Passed(text) => ("passed", text),
+            Self::Failed(text) => ("FAILED", text),
+            Self::NotRun(text) => ("NOT RUN", text),
+        };
+        println!("{result}: {text}");
+        if matches!(self, Self::Passed(_)) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 

@@ -51,20 +51,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", list(&args));
         return Ok(ExitCode::SUCCESS);
     }
-    Ok(match suite(&args)? {
-        Outcome::Passed(text) => {
-            println!("passed: {text}");
-            ExitCode::SUCCESS
-        }
-        Outcome::Failed(text) => {
-            println!("FAILED: {text}");
-            ExitCode::FAILURE
-        }
-        Outcome::NotRun(text) => {
-            println!("NOT RUN: {text}");
-            ExitCode::FAILURE
-        }
-    })
+    Ok(suite(&args)?.told())
 }
 
 /// The compile suite as `ci` runs it: everything, compared with the snapshot.
