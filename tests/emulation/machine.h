@@ -2,17 +2,21 @@
 // on a stack of its own until it waits for others. `cargo xtask emulate` compiles a kernel's text after this file, with the instructions
 // of ptx/ in the place of those that the text has in PTX.
 //
-// What is asynchronous on the device (copies, warpgroup products, stores) is done here at once, so a missing wait shows only where a
-// barrier is missing too; and the order of threads is always the same. Values, addresses, masks and barriers are the device's.
+// What is asynchronous on the device (copies, warpgroup products, stores) is done here at once, so a wait for that alone may be missing
+// unseen. Values, addresses, masks and barriers are the device's, and the order in which threads get their turns is any: a result that
+// depends on it lacks a barrier.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <unordered_map>
 #include <vector>
 
@@ -44,6 +48,7 @@ struct Thread {
 inline std::vector<Thread> threads;
 inline jmp_buf scheduler;
 inline unsigned long events = 0;  // anything that somebody may wait for
+inline bool takes_any_order = false;
 inline void (*kernel)();
 
 // Lets the other threads run.
@@ -114,8 +119,8 @@ struct Warp {
   unsigned long long value[32][4];  // what lanes show each other
 };
 
-constexpr int BLOCK_BARRIER = 16;  // behind the named ones
-inline Barrier barriers[BLOCK_BARRIER + 1];
+constexpr int BLOCK_BARRIER = 16, WARPGROUP_BARRIERS = 17;  // behind the named ones
+inline Barrier barriers[WARPGROUP_BARRIERS + 8];
 inline std::unordered_map<unsigned, Mbarrier> mbarriers;
 inline std::vector<Warp> warps;
 
@@ -144,10 +149,14 @@ inline void run_block(void (*entry)()) {
     thread.begin.uc_link = nullptr;
     makecontext(&thread.begin, run_thread, 0);
   }
+  std::vector<int> order(threads.size());
+  std::iota(order.begin(), order.end(), 0);
+  static std::mt19937 generator(1);
   for (int idle = 0, left = 1; left != 0;) {
     const unsigned long before = events;
     left = 0;
-    for (unsigned t = 0; t < threads.size(); ++t) {
+    if (takes_any_order) std::shuffle(order.begin(), order.end(), generator);
+    for (int t : order) {
       if (threads[t].is_done) continue;
       ++left;
       threadIdx.x = t;

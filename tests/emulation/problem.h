@@ -8,8 +8,6 @@
 // with. blocks: how many draw tiles. nan: a key that the bias hides from all rows and that is not a number; without a bias, a value at this
 // key and dimension, which the rows that do not see it must not show. Kernels for any head size take dim=40/72. Heads are inside tokens:
 // [tokens, heads, dim].
-#include <algorithm>
-#include <random>
 #include <string>
 
 static std::mt19937 generator(1);
@@ -116,8 +114,7 @@ struct Problem {
 #endif
     k = random_tensor((size_t)kv_tokens() * is.kv_heads * is.head_dim, 1);
     v = random_tensor((size_t)kv_tokens() * is.kv_heads * is.v_head_dim, 1);
-    o.assign((size_t)rows() * is.v_head_dim, Element::store(NAN));
-    log_sum_exp.assign(rows(), NAN);
+    forget();
     for (int head = 0; head < is.heads; ++head) sinks.push_back(normal());
 #if BIAS != BIAS_NONE
     draw_bias();
@@ -128,6 +125,14 @@ struct Problem {
       if (bias.empty()) v[(is.nan * is.kv_heads + head) * is.v_head_dim] = Element::store(NAN);
       else k[(is.nan * is.kv_heads + head) * is.head_dim] = Element::store(NAN);
     }
+  }
+  void forget() {
+    o.assign((size_t)rows() * is.v_head_dim, Element::store(NAN));
+    log_sum_exp.assign(rows(), NAN);
+  }
+  bool has_the_bits_of(const Problem& other) const {
+    return std::memcmp(o.data(), other.o.data(), o.size() * sizeof(Scalar)) == 0 &&
+           std::memcmp(log_sum_exp.data(), other.log_sum_exp.data(), log_sum_exp.size() * sizeof(float)) == 0;
   }
   // The keys of the last third stay as they are, those of the first are larger by the whole growth.
   void grow(int sequence, int key) {
@@ -300,6 +305,15 @@ struct Problem {
   }
 };
 
+// One after another; in any order, from the last on.
+static void run_blocks(int count, void (*kernel)()) {
+  gridDim.x = count;
+  for (int i = 0; i < count; ++i) {
+    blockIdx.x = machine::takes_any_order ? count - 1 - i : i;
+    machine::run_block(kernel);
+  }
+}
+
 #ifdef WARPGROUPS
 // Maps of [tokens, heads, dim] tensors, as the engines encode them: `heads_first` as those of q and o, and of all that is packed.
 struct Described {
@@ -416,8 +430,7 @@ static void launch(Problem& problem) {
   launched.flash = problem.params();
   launched.counter = &counter;
   launched.tiles = launched.flash.order.row_tiles * is.batch * (is.heads / PACK);
-  gridDim.x = is.blocks;
-  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) machine::run_block(enter);
+  run_blocks(is.blocks, enter);
   if (counter != 0) machine::fail("the counter of tiles is not where it began");
 }
 #else
@@ -442,7 +455,7 @@ static void launch(Problem& problem) {
 #ifdef DIM_CHUNK
   gridDim.x *= ceil_div(launched.v_head_dim, V_COLUMNS);
 #endif
-  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) machine::run_block(enter);
+  run_blocks(gridDim.x, enter);
 }
 #endif
 
@@ -450,5 +463,13 @@ int main(int count, char** texts) {
   Problem problem{Arguments(count, texts)};
   blockDim.x = THREADS_OF_BLOCK;
   launch(problem);
+  const Problem first = problem;
+  problem.forget();
+  machine::takes_any_order = true;
+  launch(problem);
+  if (!problem.has_the_bits_of(first)) {
+    std::printf("FAILED other bits where threads and blocks take turns in another order\n");
+    return 1;
+  }
   return problem.check();
 }

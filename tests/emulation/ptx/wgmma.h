@@ -2,9 +2,11 @@
 #include "ptx/mma.h"
 
 DEVICE u32 descriptor(u32 address, u32 panel_bytes) { return ((address & 0x3ffff) >> 4) | ((panel_bytes >> 4) << 16); }
-DEVICE void wgmma_fence() {}
+// The four warps of a warpgroup begin a product together.
+DEVICE void wgmma_fence() { machine::barriers[machine::WARPGROUP_BARRIERS + threadIdx.x / 128].sync(128); }
 DEVICE void wgmma_commit() {}
-template <int PENDING> DEVICE void wgmma_wait() {}
+// And a warp is done with it as a whole.
+template <int PENDING> DEVICE void wgmma_wait() { __syncwarp(); }
 template <int N> DEVICE void pin(float (&)[N]) {}
 template <int N> DEVICE void pin(u32 (&)[N]) {}
 
