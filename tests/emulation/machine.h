@@ -20,6 +20,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "device/interface.h"
+
 #define __device__
 #define __forceinline__ inline
 #define __global__
@@ -27,15 +29,14 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 
-struct Dim3 {
-  unsigned x = 1, y = 1, z = 1;
-};
-inline Dim3 threadIdx, blockIdx, gridDim, blockDim;
+inline machine::Dim3 threadIdx, blockIdx, gridDim, blockDim;
 
 namespace machine {
 
-constexpr int SHARED_BYTES = 512 << 10;
+// Nothing lies below SHARED_BEGIN, so that 0 is nobody's address; nor from `shared_limit` on, where a launch says how much it has.
+constexpr unsigned SHARED_BYTES = 256 << 10, SHARED_BEGIN = 1024;
 inline unsigned char* const shared_memory = static_cast<unsigned char*>(std::aligned_alloc(1024, SHARED_BYTES));
+inline unsigned shared_limit = SHARED_BYTES;
 
 constexpr int STACK_BYTES = 128 << 10;
 
@@ -49,7 +50,13 @@ inline std::vector<Thread> threads;
 inline jmp_buf scheduler;
 inline unsigned long events = 0;  // anything that somebody may wait for
 inline bool takes_any_order = false;
+inline std::mt19937 turns(1);
 inline void (*kernel)();
+
+// A launch that fails is either the end of the program, or told to whoever launched.
+inline bool is_abandoning = false;
+inline jmp_buf abandoned;
+inline char failure[256];
 
 // Lets the other threads run.
 inline void yield() {
@@ -63,7 +70,9 @@ inline void resume(Thread& thread) {
 }
 
 [[noreturn]] inline void fail(const char* what) {
-  std::printf("FAILED block %u thread %u: %s\n", blockIdx.x, threadIdx.x, what);
+  std::snprintf(failure, sizeof failure, "block %u thread %u: %s", blockIdx.x, threadIdx.x, what);
+  if (is_abandoning) longjmp(abandoned, 1);
+  std::printf("FAILED %s\n", failure);
   std::exit(1);
 }
 
@@ -151,11 +160,10 @@ inline void run_block(void (*entry)()) {
   }
   std::vector<int> order(threads.size());
   std::iota(order.begin(), order.end(), 0);
-  static std::mt19937 generator(1);
   for (int idle = 0, left = 1; left != 0;) {
     const unsigned long before = events;
     left = 0;
-    if (takes_any_order) std::shuffle(order.begin(), order.end(), generator);
+    if (takes_any_order) std::shuffle(order.begin(), order.end(), turns);
     for (int t : order) {
       if (threads[t].is_done) continue;
       ++left;
@@ -165,6 +173,8 @@ inline void run_block(void (*entry)()) {
     idle = events == before ? idle + 1 : 0;
     if (idle > 50) fail("all threads wait for each other");
   }
+  for (unsigned at = shared_limit; at < SHARED_BYTES; ++at)
+    if (shared_memory[at] != 0xff) fail("shared memory was written beyond what the launch has");
 }
 
 // What the lanes of a warp show each other.
@@ -180,15 +190,6 @@ template <typename T> struct Shown {
   }
 };
 template <typename T> T exchanged(T x, int from) { return Shown<T>(x).of[from % 32]; }
-
-// A tensor map: TensorMap's first word is the address of one of these.
-struct TensorMap {
-  unsigned char* base;
-  unsigned long long extents[5], strides[5];  // strides in bytes
-  int box[5], element_bytes;
-
-  long box_bytes() const { return (long)box[0] * box[1] * box[2] * box[3] * box[4] * element_bytes; }
-};
 
 // Where an address in shared memory lies under the 128-byte swizzle.
 inline unsigned swizzled(unsigned address) { return address ^ ((address >> 7 & 7) << 4); }

@@ -315,41 +315,46 @@ static void run_blocks(int count, void (*kernel)()) {
 }
 
 #ifdef WARPGROUPS
-// Maps of [tokens, heads, dim] tensors, as the engines encode them: `heads_first` as those of q and o, and of all that is packed.
-struct Described {
-  std::vector<machine::TensorMap> described = std::vector<machine::TensorMap>(5);
+// A map of up to five dimensions; those that are not named have one index.
+static TensorMap map(const void* base, int element_bytes, std::vector<u64> extents, std::vector<u64> strides, std::vector<int> box, bool is_swizzled = true) {
+  TensorMap map{};
+  machine::TensorMap& to = map.described;
+  to.base = static_cast<unsigned char*>(const_cast<void*>(base));
+  to.element_bytes = element_bytes;
+  to.is_swizzled = is_swizzled;
+  for (int d = 0; d < 5; ++d) {
+    to.last[d] = d < (int)extents.size() ? extents[d] - 1 : 0;
+    to.box[d] = d < (int)box.size() ? box[d] : 1;
+    if (d < 4) to.strides[d] = d < (int)strides.size() ? strides[d] : 0;
+  }
+  return map;
+}
 
-  TensorMap map(int which, machine::TensorMap description) {
-    described[which] = description;
-    TensorMap map{};
-    map.words[0] = reinterpret_cast<u64>(&described[which]);
-    return map;
-  }
-  // Of one tensor after another: its high halves, then its low ones.
-  TensorMap halves(int which, const void* base, int dim, int heads, int len, int batch, int box_rows) {
-    const u64 row = dim * 2, head = len * row;
-    return map(which, {static_cast<unsigned char*>(const_cast<void*>(base)), {(u64)dim, (u64)len, (u64)heads, 2 * (u64)batch, 1}, {2, row, head, heads * head, 0}, {64, box_rows, 1, 1, 1}, 2});
-  }
+// Maps as the engines encode them.
+//
+// Of [batch, heads, len, dim], one tensor after another: its high halves, then its low ones.
+static TensorMap halves_map(const void* base, int dim, int heads, int len, int batch, int box_rows) {
+  const u64 row = dim * 2, head = len * row;
+  return map(base, 2, {(u64)dim, (u64)len, (u64)heads, 2 * (u64)batch}, {row, head, heads * head}, {64, box_rows});
+}
 #ifdef PAGED
-  TensorMap pages(int which, const void* base, int dim, int heads, int pages) {
-    const u64 head = dim * 2, row = heads * head;
-    unsigned char* const bytes = static_cast<unsigned char*>(const_cast<void*>(base));
-    return map(which, {bytes, {(u64)dim, PAGE_SIZE, (u64)heads, (u64)pages, 1}, {2, row, head, PAGE_SIZE * row, 0}, {64, BOX_KEYS, 1, 1, 1}, 2});
-  }
+static TensorMap pages_map(const void* base, int dim, int heads, int pages) {
+  const u64 head = dim * 2, row = heads * head;
+  return map(base, 2, {(u64)dim, PAGE_SIZE, (u64)heads, (u64)pages}, {row, head, PAGE_SIZE * row}, {64, BOX_KEYS});
+}
 #endif
-  TensorMap tokens(int which, const void* base, int dim, int heads, int len, int batch, int box_heads, int box_rows, bool heads_first) {
-    const u64 head = dim * 2, row = heads * head;
-    unsigned char* const bytes = static_cast<unsigned char*>(const_cast<void*>(base));
+// Of [tokens, heads, dim]; `heads_first` those of q and o, and of all that is packed.
+static TensorMap tokens_map(const void* base, int dim, int heads, int len, int batch, int box_heads, int box_rows, bool heads_first) {
+  const u64 head = dim * 2, row = heads * head;
 #if defined(RAGGED_MAPS)
-    (void)len, (void)batch, (void)heads_first;
-    return map(which, {bytes, {(u64)dim, (u64)heads, RAGGED_ROWS, 0x7fff0000, 0x7fff0000}, {2, head, row, row, ((u64)1 << 35) - row}, {64, box_heads, box_rows, 1, 1}, 2});
+  (void)len, (void)batch, (void)heads_first;
+  return map(base, 2, {(u64)dim, (u64)heads, RAGGED_ROWS, 0x7fff0000, 0x7fff0000}, {head, row, row, ((u64)1 << 35) - row}, {64, box_heads, box_rows});
 #else
-    const u64 sequence = len * row;  // or a page
-    if (heads_first) return map(which, {bytes, {(u64)dim, (u64)heads, (u64)len, (u64)batch, 1}, {2, head, row, sequence, 0}, {64, box_heads, box_rows, 1, 1}, 2});
-    return map(which, {bytes, {(u64)dim, (u64)len, (u64)heads, (u64)batch, 1}, {2, row, head, sequence, 0}, {64, box_rows, box_heads, 1, 1}, 2});
+  const u64 sequence = len * row;
+  if (heads_first) return map(base, 2, {(u64)dim, (u64)heads, (u64)len, (u64)batch}, {head, row, sequence}, {64, box_heads, box_rows});
+  return map(base, 2, {(u64)dim, (u64)len, (u64)heads, (u64)batch}, {row, head, sequence}, {64, box_rows, box_heads});
 #endif
-  }
-};
+}
 
 static TensorMap q_map, k_map, v_map, o_map, bias_map;
 #ifdef HALVES
@@ -399,7 +404,6 @@ static void enter() {
 static void launch(Problem& problem) {
   const Arguments& is = problem.is;
   const Lengths first = is.sequences[0];
-  static Described maps;
   static u32 counter = 0;
   launched = {};
 #ifdef HALVES
@@ -408,24 +412,24 @@ static void launch(Problem& problem) {
   static std::vector<HeadRange> ranges;
   for (const Halves* halves : {&q, &k, &v}) ranges.insert(ranges.end(), halves->ranges.begin(), halves->ranges.end());
   launched.ranges = ranges.data();
-  q_map = maps.halves(0, q.at.data(), HEAD_DIM, is.heads, first.q, is.batch, GROUP_ROWS);
-  k_map = maps.halves(1, k.at.data(), HEAD_DIM, is.kv_heads, first.kv, is.batch, BLOCK_KEYS);
-  v_map = maps.halves(2, v.at.data(), V_HEAD_DIM, is.kv_heads, first.kv, is.batch, BLOCK_KEYS);
+  q_map = halves_map(q.at.data(), HEAD_DIM, is.heads, first.q, is.batch, GROUP_ROWS);
+  k_map = halves_map(k.at.data(), HEAD_DIM, is.kv_heads, first.kv, is.batch, BLOCK_KEYS);
+  v_map = halves_map(v.at.data(), V_HEAD_DIM, is.kv_heads, first.kv, is.batch, BLOCK_KEYS);
 #else
-  q_map = maps.tokens(0, problem.q.data(), HEAD_DIM, is.heads, first.q, is.batch, PACK, GROUP_ROWS / PACK, true);
+  q_map = tokens_map(problem.q.data(), HEAD_DIM, is.heads, first.q, is.batch, PACK, GROUP_ROWS / PACK, true);
 #ifdef PAGED
-  k_map = maps.pages(1, problem.k.data(), HEAD_DIM, is.kv_heads, problem.table.size());
-  v_map = maps.pages(2, problem.v.data(), V_HEAD_DIM, is.kv_heads, problem.table.size());
+  k_map = pages_map(problem.k.data(), HEAD_DIM, is.kv_heads, problem.table.size());
+  v_map = pages_map(problem.v.data(), V_HEAD_DIM, is.kv_heads, problem.table.size());
 #else
-  k_map = maps.tokens(1, problem.k.data(), HEAD_DIM, is.kv_heads, first.kv, is.batch, 1, BLOCK_KEYS, false);
-  v_map = maps.tokens(2, problem.v.data(), V_HEAD_DIM, is.kv_heads, first.kv, is.batch, 1, BLOCK_KEYS, false);
+  k_map = tokens_map(problem.k.data(), HEAD_DIM, is.kv_heads, first.kv, is.batch, 1, BLOCK_KEYS, false);
+  v_map = tokens_map(problem.v.data(), V_HEAD_DIM, is.kv_heads, first.kv, is.batch, 1, BLOCK_KEYS, false);
 #endif
-  o_map = maps.tokens(3, problem.o.data(), V_HEAD_DIM, is.heads, first.q, is.batch, PACK, GROUP_ROWS / PACK, true);
+  o_map = tokens_map(problem.o.data(), V_HEAD_DIM, is.heads, first.q, is.batch, PACK, GROUP_ROWS / PACK, true);
   launched.k_head_step = launched.k_batch_step = launched.v_head_step = launched.v_batch_step = 1;
 #endif
 #if BIAS != BIAS_NONE
   const int size = sizeof(BiasScalar);
-  bias_map = maps.map(4, {problem.bias_bytes.data(), {(u64)first.kv, (u64)first.q, 1, 1, 1}, {(u64)size, (u64)problem.bias_row * size, 0, 0, 0}, {128 / size, GROUP_ROWS, 1, 1, 1}, size});
+  bias_map = map(problem.bias_bytes.data(), size, {(u64)first.kv, (u64)first.q}, {(u64)problem.bias_row * size}, {128 / size, GROUP_ROWS});
 #endif
   launched.flash = problem.params();
   launched.counter = &counter;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 
+use crate::emulate::EmulatedGpu;
 use crate::step::{Outcome, succeed};
 use crate::{artifact, bundle, gpu_report, repository};
 
@@ -27,6 +28,9 @@ pub(crate) struct Args {
     /// Also runs the reduced suites under compute-sanitizer
     #[arg(long)]
     sanitize: bool,
+    /// Runs the reduced suites on a GPU that this machine's processor plays; needs a C++ compiler, no GPU
+    #[arg(long, conflicts_with_all = ["bundle", "sanitize"])]
+    emulated: bool,
 }
 
 const RUN: &str = include_str!("gpu_test/run.sh");
@@ -34,8 +38,32 @@ const RUN: &str = include_str!("gpu_test/run.sh");
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match &args.bundle {
         Some(folder) => bundle(folder),
+        None if args.emulated => run_emulated(&args),
         None => run_here(&args),
     }
+}
+
+/// What an emulated GPU passes says nothing of a device, so there is no report.
+fn run_emulated(args: &Args) -> anyhow::Result<ExitCode> {
+    let gpu = EmulatedGpu::build()?;
+    let mut command = std::process::Command::new(artifact::program("cuattn-tests", "gpu-suites")?);
+    select(gpu.is_seen_by(&mut command)?, args).arg("--reduced");
+    Ok(if succeed(&mut command)? == Outcome::passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Hands on what is to run.
+fn select<'a>(command: &'a mut std::process::Command, args: &Args) -> &'a mut std::process::Command {
+    command.current_dir(repository::root());
+    for suite in &args.suites {
+        command.args(["--suite", suite]);
+    }
+    if let Some(case) = &args.case {
+        command.args(["--case", case]);
+    }
+    if let Some(seed) = args.seed {
+        command.args(["--seed", &seed.to_string()]);
+    }
+    command
 }
 
 fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
@@ -51,16 +79,7 @@ fn run_here(args: &Args) -> anyhow::Result<ExitCode> {
     let report = target.join("gpu-report.json");
     let _ = fs::remove_file(&report);
     let mut command = std::process::Command::new(&suites);
-    command.current_dir(repository::root()).arg("--report").arg(&report);
-    for suite in &args.suites {
-        command.args(["--suite", suite]);
-    }
-    if let Some(case) = &args.case {
-        command.args(["--case", case]);
-    }
-    if let Some(seed) = args.seed {
-        command.args(["--seed", &seed.to_string()]);
-    }
+    select(&mut command, args).arg("--report").arg(&report);
     let mut passed = succeed(&mut command)? == Outcome::passed();
     if args.sanitize {
         let mut command = std::process::Command::new(&suites);

@@ -1,8 +1,6 @@
 #pragma once
 struct alignas(64) TensorMap {
-  u64 words[16];
-
-  const machine::TensorMap& described() const { return *reinterpret_cast<const machine::TensorMap*>(words[0]); }
+  machine::TensorMap described;
 };
 struct BoxAt {
   int x, y, z, w;
@@ -28,16 +26,17 @@ template <typename Visit> void for_each_element(u32 shared, const machine::Tenso
     u64 address = reinterpret_cast<u64>(map.base);
     for (int d = 0, rest = number; d < 5; rest /= map.box[d], ++d) {
       const i64 at = first.at[d] + rest % map.box[d];
-      inside &= at >= 0 && (u64)at < map.extents[d];
-      address += (u64)at * map.strides[d];  // modulo 2^64, as the device counts
+      inside &= at >= 0 && (u64)at <= map.last[d];
+      address += (u64)at * map.stride(d);  // modulo 2^64, as the device counts
     }
-    visit(machine::shared_memory + machine::swizzled(shared + number * map.element_bytes), inside ? reinterpret_cast<void*>(address) : nullptr);
+    const u32 place = shared + number * map.element_bytes;
+    visit(machine::shared_memory + (map.is_swizzled ? machine::swizzled(place) : place), inside ? reinterpret_cast<void*>(address) : nullptr);
   }
 }
 
 DEVICE void tma_prefetch_map(const TensorMap*) {}
 template <typename Box> void tma_load(u32 dst, const TensorMap* map, u32 barrier, Box at) {
-  const machine::TensorMap& m = map->described();
+  const machine::TensorMap& m = map->described;
   for_each_element(dst, m, at, [&](void* to, const void* from) {
     if (from == nullptr) std::memset(to, 0, m.element_bytes);
     else std::memcpy(to, from, m.element_bytes);
@@ -45,7 +44,7 @@ template <typename Box> void tma_load(u32 dst, const TensorMap* map, u32 barrier
   machine::mbarriers.at(barrier).complete(m.box_bytes());
 }
 template <typename Box> void tma_store(u32 src, const TensorMap* map, Box at) {
-  const machine::TensorMap& m = map->described();
+  const machine::TensorMap& m = map->described;
   for_each_element(src, m, at, [&](const void* from, void* to) {
     if (to != nullptr) std::memcpy(to, from, m.element_bytes);
   });

@@ -157,6 +157,7 @@ struct Consumer {
   // With an output that is staged in the queries' place, that one is free when it has been stored.
   DEVICE void release_q(int q_stage) const {
 #ifdef DIRECT_STORE
+    __syncwarp();  // of a tile without keys, every lane must have seen first that its queries are there
     if (is_leader()) mbarrier_arrive(block.shared.q_empty(q_stage, slice()));
 #endif
   }

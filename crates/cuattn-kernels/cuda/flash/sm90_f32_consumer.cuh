@@ -264,8 +264,9 @@ struct Consumer {
       if (record.end_block > record.first_block) {
         empty = !multiply(record, units.score);
         blocks_before += warp_uniform(record.end_block - record.first_block);
-      } else if (is_leader()) {
-        release_q();
+      } else {
+        __syncwarp();  // every lane must have seen first that the queries are there
+        if (is_leader()) release_q();
       }
       if (empty) epilogue<true>(record, units);
       else epilogue<false>(record, units);

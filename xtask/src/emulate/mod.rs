@@ -3,14 +3,16 @@
 //! `tests/emulation` has C++ in the place of the instructions that the text has in PTX. So what is looked at is everything but them, and
 //! but time: which rows and keys, masks, biases, the running softmax, barriers, rings, tiles, addresses and swizzles.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+mod compiler;
+mod device;
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use std::{env, fs, io};
+use std::{fs, io};
 
 use anyhow::Context as _;
 use cuattn_kernels::flash::mma::{Demand as MmaDemand, Limits, Mma};
@@ -23,6 +25,8 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 
+use crate::emulate::compiler::{Compiler, NO_COMPILER, emulated};
+pub(crate) use crate::emulate::device::{EmulatedGpu, ModuleArgs, make_module};
 use crate::repository;
 use crate::step::Outcome;
 use crate::table::table;
@@ -107,7 +111,12 @@ fn kernels() -> Vec<Emulated> {
     push("sm90 d64 few tiles", of(64, few).source(), &dense);
     push("sm90 d128", of(128, causal).source(), &dense);
     push("sm90 d128 few tiles", of(128, few).source(), &dense);
-    push("sm90 d256", of(256, causal).source(), &["heads=2/1 len=200/200 causal blocks=2"]);
+    // The second has tiles without keys.
+    push(
+        "sm90 d256",
+        of(256, causal).source(),
+        &["heads=2/1 len=200/200 causal blocks=2", "heads=2/1 len=315/2 causal blocks=2 scale=8"],
+    );
     push("sm90 d192/128", Sm90::plain(bf16, 192, 128, causal).source(), &["heads=2/1 len=200/200 causal blocks=2"]);
     push(
         "sm90 d64 window",
@@ -180,7 +189,12 @@ fn kernels() -> Vec<Emulated> {
         push("varlen mma d64", varlen::mma(&mma, KeyStorage::Packed), &[problem]);
         push("varlen mma d64, pages", varlen::mma(&mma, KeyStorage::Paged), &[problem]);
     }
-    let float32 = ["heads=2/1 len=150/200 batch=2 causal blocks=2", "heads=2/1 len=70/300 window=90 scale=6"];
+    let float32 = [
+        "heads=2/1 len=150/200 batch=2 causal blocks=2",
+        "heads=2/1 len=70/300 window=90 scale=6",
+        // Tiles without keys.
+        "heads=2/2 len=193/33 causal blocks=2",
+    ];
     for d in [64, 128] {
         let plain = Sm90F32::plain(d, d);
         push(&format!("sm90_f32 d{d}"), plain.source(), &float32);
@@ -248,9 +262,7 @@ fn random_problem(source: &Source, rng: &mut StdRng) -> String {
 
 fn emulate(kernels: &[Emulated]) -> anyhow::Result<Outcome> {
     let Some(compiler) = Compiler::find() else {
-        return Ok(Outcome::NotRun(
-            "no C++17 compiler for a Unix was found: install g++ or clang++, or name one in CXX".to_owned(),
-        ));
+        return Ok(Outcome::NotRun(NO_COMPILER.to_owned()));
     };
     let folder = repository::target()?.join("emulation");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
@@ -264,7 +276,7 @@ fn emulate(kernels: &[Emulated]) -> anyhow::Result<Outcome> {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(kernel) = kernels.get(number) else { return Ok(()) };
             let begun = Instant::now();
-            let lines = compiler.run(kernel, &folder)?;
+            let lines = run_problems(&compiler, kernel, &folder)?;
             let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
             results.push((number, lines, begun.elapsed()));
         }
@@ -296,44 +308,23 @@ fn emulate(kernels: &[Emulated]) -> anyhow::Result<Outcome> {
     })
 }
 
-/// A C++ compiler that answers.
-struct Compiler {
-    command: String,
+/// Compiles a kernel and runs its problems: each of them, and the line that it printed.
+fn run_problems(compiler: &Compiler, kernel: &Emulated, folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
+    let name: String = kernel.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    let (text, program) = (folder.join(format!("{name}.cpp")), folder.join(&name));
+    fs::write(&text, emulated(&kernel.source.assemble(), PROBLEM))
+        .with_context(|| format!("cannot write {}", text.display()))?;
+    let compiled = compiler.compile(&text, &program, &[])?;
+    if !compiled.status.success() {
+        let errors = String::from_utf8_lossy(&compiled.stderr);
+        let first = errors.lines().find(|line| line.contains("error")).unwrap_or("no error was printed");
+        return Ok(vec![("-".to_owned(), format!("not compiled: {first} ({})", text.display()))]);
+    }
+    kernel.problems.iter().map(|problem| Ok((problem.clone(), output_of(&program, problem)?))).collect()
 }
 
-impl Compiler {
-    fn find() -> Option<Self> {
-        if !cfg!(unix) {
-            return None;
-        }
-        let named = env::var("CXX").ok().filter(|command| !command.is_empty());
-        let candidates = named.into_iter().chain(["c++", "g++", "clang++"].map(str::to_owned));
-        let answers = |command: &String| {
-            let mut command = Command::new(command);
-            command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-            command.status().is_ok_and(|status| status.success())
-        };
-        candidates.into_iter().find(answers).map(|command| Self { command })
-    }
-
-    /// Compiles a kernel and runs its problems: each of them, and the line that it printed.
-    fn run(&self, kernel: &Emulated, folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
-        let name: String = kernel.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-        let (text, program) = (folder.join(format!("{name}.cpp")), folder.join(&name));
-        fs::write(&text, emulated(&kernel.source.assemble()))
-            .with_context(|| format!("cannot write {}", text.display()))?;
-        let mut command = Command::new(&self.command);
-        command.args(["-std=c++17", "-O2", "-w", "-fno-strict-aliasing"]);
-        command.arg("-I").arg(emulation()).arg("-o").arg(&program).arg(&text);
-        let compiled = command.output().with_context(|| format!("cannot start {}", self.command))?;
-        if !compiled.status.success() {
-            let errors = String::from_utf8_lossy(&compiled.stderr);
-            let first = errors.lines().find(|line| line.contains("error")).unwrap_or("no error was printed");
-            return Ok(vec![("-".to_owned(), format!("not compiled: {first} ({})", text.display()))]);
-        }
-        kernel.problems.iter().map(|problem| Ok((problem.clone(), output_of(&program, problem)?))).collect()
-    }
-}
+/// What follows a kernel's text here.
+const PROBLEM: &str = "#include \"problem.h\"\n";
 
 fn output_of(program: &Path, problem: &str) -> io::Result<String> {
     let output = Command::new(program).args(problem.split_whitespace()).output()?;
@@ -341,78 +332,14 @@ fn output_of(program: &Path, problem: &str) -> io::Result<String> {
     Ok(if output.status.success() { line } else { format!("{line} ({})", output.status) })
 }
 
-fn emulation() -> PathBuf {
-    repository::root().join("tests/emulation")
-}
-
-/// An assembled source as C++: the files of `ptx/` are replaced by those of `tests/emulation`, between the machine and the driver.
-fn emulated(assembled: &str) -> String {
-    let mut file = "";
-    let mut lines = vec!["#include \"machine.h\"".to_owned()];
-    // The last piece of a file comes when everything that it includes stands there.
-    let pieces: HashMap<_, _> =
-        assembled.lines().enumerate().filter_map(|(number, line)| Some((line_directive(line)?, number))).collect();
-    for (number, line) in assembled.lines().enumerate() {
-        if let Some(path) = line_directive(line) {
-            file = path;
-            if file.starts_with("ptx/") && pieces.get(file) == Some(&number) {
-                lines.push(format!("#include \"{}.h\"", file.trim_end_matches(".cuh")));
-            }
-        } else if !file.starts_with("ptx/") {
-            lines.push(translated(line));
-        }
-    }
-    lines.push("#include \"problem.h\"\n".to_owned());
-    lines.join("\n")
-}
-
-/// The file of a `#line` directive.
-fn line_directive(line: &str) -> Option<&str> {
-    line.strip_prefix("#line ")?.split('"').nth(1)
-}
-
-/// What a C++ compiler does not know: unrolling, and shared memory whose size the launch decides.
-fn translated(line: &str) -> String {
-    let trimmed = line.trim_start();
-    if trimmed.starts_with("#pragma unroll") {
-        return String::new();
-    }
-    if trimmed.starts_with("#define UNROLL") {
-        return line.split("_Pragma").next().unwrap_or(line).split("PRAGMA(").next().unwrap_or(line).to_owned();
-    }
-    let Some(declaration) = trimmed.strip_prefix("extern __shared__ ") else { return line.to_owned() };
-    let words: Vec<_> = declaration.split_whitespace().filter(|word| !word.starts_with("__align__")).collect();
-    let (name, element) = words.split_last().map_or(("", String::new()), |(name, element)| (*name, element.join(" ")));
-    let name = name.trim_end_matches(";").trim_end_matches("[]");
-    format!("{element}* const {name} = reinterpret_cast<{element}*>(machine::shared_memory + 1024);")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn instructions_are_replaced_where_all_they_need_stands() {
-        let assembled = "#define A 1\n#line 1 \"root.cu\"\n#line 1 \"ptx/math.cuh\"\n// one\n#line 1 \"types.cuh\"\ntypedef int i32;\n\
-                         #line 3 \"ptx/math.cuh\"\nasm\n#line 2 \"root.cu\"\n#pragma unroll 1\nend";
-        let want = "#include \"machine.h\"\n#define A 1\ntypedef int i32;\n#include \"ptx/math.h\"\n\nend\n#include \"problem.h\"\n";
-        assert_eq!(emulated(assembled), want);
-    }
-
-    #[test]
-    fn shared_memory_of_a_launch_is_the_machines() {
-        assert_eq!(
-            translated("  extern __shared__ __align__(1024) unsigned char dynamic[];"),
-            "unsigned char* const dynamic = reinterpret_cast<unsigned char*>(machine::shared_memory + 1024);"
-        );
-        assert_eq!(translated("#define UNROLL _Pragma(\"unroll\")"), "#define UNROLL ");
-        assert_eq!(translated("  int x;"), "  int x;");
-    }
-
-    #[test]
     fn no_kernel_has_assembly_that_is_not_replaced() {
         for kernel in kernels() {
-            let text = emulated(&kernel.source.assemble());
+            let text = emulated(&kernel.source.assemble(), PROBLEM);
             assert!(!text.contains("asm"), "{}", kernel.name);
             assert!(!kernel.problems.is_empty(), "{}", kernel.name);
         }

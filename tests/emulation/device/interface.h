@@ -1,0 +1,45 @@
+// What an emulated driver knows of a module: its kernels, and how to launch them.
+#pragma once
+
+namespace machine {
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+struct Launch {
+  Dim3 grid, block;
+  unsigned shared_bytes;
+  unsigned seed;  // 0: blocks and threads take turns as they are numbered; otherwise in an order drawn from it
+};
+
+struct Entry {
+  const char* name;
+  const unsigned* sizes;  // of its parameters, in bytes
+  int parameters;
+  void (*enter)();        // one thread
+  void*** arguments;      // where `enter` finds them
+};
+
+struct Module {
+  const Entry* entries;
+  int count;
+  // Runs a kernel to its end. What went wrong, or null.
+  const char* (*launch)(const Entry& entry, const Launch& launch, void** arguments);
+};
+
+// A tensor map as the emulated driver encodes it, in the place of the device's own 128 bytes.
+struct TensorMap {
+  unsigned char* base;
+  unsigned long long strides[4];  // in bytes, of the dimensions after the first
+  unsigned last[5];               // the last index of each dimension
+  unsigned short box[5];
+  unsigned char element_bytes, is_swizzled;
+  unsigned unused[14];
+
+  unsigned long long stride(int dimension) const { return dimension == 0 ? element_bytes : strides[dimension - 1]; }
+  long box_bytes() const { return (long)box[0] * box[1] * box[2] * box[3] * box[4] * element_bytes; }
+};
+static_assert(sizeof(TensorMap) == 128, "as large as the device's");
+
+}  // namespace machine

@@ -1,0 +1,179 @@
+//! The C++ compiler of this machine, and kernels' text as it takes it.
+
+use std::collections::HashMap;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::Context as _;
+
+use crate::repository;
+
+/// A C++ compiler that answers.
+pub(super) struct Compiler {
+    pub(super) command: String,
+}
+
+/// What is told where there is none.
+pub(super) const NO_COMPILER: &str =
+    "no C++17 compiler for a Unix was found: install g++ or clang++, or name one in CXX";
+
+impl Compiler {
+    pub(super) fn find() -> Option<Self> {
+        if !cfg!(unix) {
+            return None;
+        }
+        let named = env::var("CXX").ok().filter(|command| !command.is_empty());
+        let candidates = named.into_iter().chain(["c++", "g++", "clang++"].map(str::to_owned));
+        let answers = |command: &String| {
+            let mut command = Command::new(command);
+            command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        };
+        candidates.into_iter().find(answers).map(|command| Self { command })
+    }
+
+    /// Compiles a kernel's text.
+    pub(super) fn compile(&self, text: &Path, to: &Path, more: &[&str]) -> anyhow::Result<Output> {
+        let mut command = Command::new(&self.command);
+        command.args(["-std=c++17", "-O2", "-w", "-fno-strict-aliasing"]).args(more);
+        command.arg("-I").arg(folder()).arg("-o").arg(to).arg(text);
+        command.output().with_context(|| format!("cannot start {}", self.command))
+    }
+}
+
+/// Where the machine is.
+pub(super) fn folder() -> PathBuf {
+    repository::root().join("tests/emulation")
+}
+
+/// An assembled source as C++: the files of `ptx/` are replaced by those of `tests/emulation`, between the machine and `end`.
+pub(super) fn emulated(assembled: &str, end: &str) -> String {
+    let mut file = "";
+    let mut lines = vec!["#include \"machine.h\"".to_owned()];
+    // The last piece of a file comes when everything that it includes stands there.
+    let pieces: HashMap<_, _> =
+        assembled.lines().enumerate().filter_map(|(number, line)| Some((line_directive(line)?, number))).collect();
+    for (number, line) in assembled.lines().enumerate() {
+        if let Some(path) = line_directive(line) {
+            file = path;
+            if !file.starts_with("ptx/") {
+                lines.push(line.to_owned());
+            } else if pieces.get(file) == Some(&number) {
+                lines.push(format!("#include \"{}.h\"", file.trim_end_matches(".cuh")));
+            }
+        } else if !file.starts_with("ptx/") {
+            lines.push(translated(line));
+        }
+    }
+    lines.push(end.to_owned());
+    lines.join("\n")
+}
+
+/// The same as a module for the emulated driver, which has to be told the kernels in it: those that conditions leave there.
+pub(super) fn emulated_module(assembled: &str) -> String {
+    let declarations = assembled.split_inclusive(DECLARATION);
+    let (mut text, mut end) = (String::new(), String::from("#include \"device/module.h\"\nstatic const machine::Entry kernels_of_module[] = {\n"));
+    let mut names: Vec<_> = declarations.clone().skip(1).map(kernel_name).collect();
+    names.push(None);
+    for (piece, name) in declarations.zip(names) {
+        let Some(name) = name else {
+            text += piece;
+            continue;
+        };
+        // At the end of the line before.
+        let line = piece.rfind('\n').map_or(0, |at| at + 1);
+        text += &format!("{}#define HAS_{name}\n{}", &piece[..line], &piece[line..]);
+        end += &format!("#ifdef HAS_{name}\nmachine::Kernel<{name}>::entry(\"{name}\"),\n#endif\n");
+    }
+    emulated(&text, &format!("{end}}};\nEXPORT_MODULE(kernels_of_module)\n"))
+}
+
+/// How kernels begin.
+const DECLARATION: &str = "extern \"C\" __global__ void ";
+
+/// The name before the parameters; launch bounds may stand before it, with parentheses of their own.
+fn kernel_name(declaration: &str) -> Option<&str> {
+    let (name, rest) = declaration.split_once('(')?;
+    let name = name.trim();
+    if name != "__launch_bounds__" {
+        return Some(name);
+    }
+    let mut depth = 1;
+    let end = rest.find(|c| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        depth == 0
+    })?;
+    kernel_name(&rest[end + 1..])
+}
+
+/// The file of a `#line` directive.
+fn line_directive(line: &str) -> Option<&str> {
+    line.strip_prefix("#line ")?.split('"').nth(1)
+}
+
+/// What a C++ compiler does not know: unrolling, and shared memory whose size the launch decides.
+fn translated(line: &str) -> String {
+    let trimmed = line.trim_start();
+    if trimmed.starts_with("#pragma unroll") {
+        return String::new();
+    }
+    if trimmed.starts_with("#define UNROLL") {
+        return line.split("_Pragma").next().unwrap_or(line).split("PRAGMA(").next().unwrap_or(line).to_owned();
+    }
+    let Some(declaration) = trimmed.strip_prefix("extern __shared__ ") else { return line.to_owned() };
+    let words: Vec<_> = declaration.split_whitespace().filter(|word| !word.starts_with("__align__")).collect();
+    let (name, element) = words.split_last().map_or(("", String::new()), |(name, element)| (*name, element.join(" ")));
+    let name = name.trim_end_matches(";").trim_end_matches("[]");
+    format!("{element}* const {name} = reinterpret_cast<{element}*>(machine::shared_memory + machine::SHARED_BEGIN);")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_replaced_where_all_they_need_stands() {
+        let assembled = "#define A 1\n#line 1 \"root.cu\"\n#line 1 \"ptx/math.cuh\"\n// one\n#line 1 \"types.cuh\"\ntypedef int i32;\n\
+                         #line 3 \"ptx/math.cuh\"\nasm\n#line 2 \"root.cu\"\n#pragma unroll 1\nend";
+        let want = "#include \"machine.h\"\n#define A 1\n#line 1 \"root.cu\"\n#line 1 \"types.cuh\"\ntypedef int i32;\n\
+                    #include \"ptx/math.h\"\n#line 2 \"root.cu\"\n\nend\nEND";
+        assert_eq!(emulated(assembled, "END"), want);
+    }
+
+    #[test]
+    fn shared_memory_of_a_launch_is_the_machines() {
+        assert_eq!(
+            translated("  extern __shared__ __align__(1024) unsigned char dynamic[];"),
+            "unsigned char* const dynamic = reinterpret_cast<unsigned char*>(machine::shared_memory + machine::SHARED_BEGIN);"
+        );
+        assert_eq!(translated("#define UNROLL _Pragma(\"unroll\")"), "#define UNROLL ");
+        assert_eq!(translated("  int x;"), "  int x;");
+    }
+
+    #[test]
+    fn a_module_names_its_kernels() {
+        let text = "#if A\nextern \"C\" __global__ void __launch_bounds__(32 * (WARPS + 1), 2)\n  first(int x) {}\n#endif\n\
+                    extern \"C\" __global__ void second() {}\n";
+        insta::assert_snapshot!(emulated_module(text), @r#"
+        #include "machine.h"
+        #if A
+        #define HAS_first
+        extern "C" __global__ void __launch_bounds__(32 * (WARPS + 1), 2)
+          first(int x) {}
+        #endif
+        #define HAS_second
+        extern "C" __global__ void second() {}
+        #include "device/module.h"
+        static const machine::Entry kernels_of_module[] = {
+        #ifdef HAS_first
+        machine::Kernel<first>::entry("first"),
+        #endif
+        #ifdef HAS_second
+        machine::Kernel<second>::entry("second"),
+        #endif
+        };
+        EXPORT_MODULE(kernels_of_module)
+        "#);
+    }
+}
