@@ -10,6 +10,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -200,7 +201,16 @@ inline unsigned __float_as_uint(float x) { unsigned y; std::memcpy(&y, &x, 4); r
 inline float __uint_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
 inline float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
 inline float __fdividef(float a, float b) { return a / b; }
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+template <typename T, typename U> T atomicAdd(T* at, U x) { const T before = *at; *at = before + x; return before; }
+template <typename T, typename U> T atomicOr(T* at, U x) { const T before = *at; *at = before | x; return before; }
+inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 template <typename T> T __shfl_sync(unsigned, T x, int from) { return machine::exchanged(x, from); }
 template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) { return machine::exchanged(x, machine::lane() ^ mask); }
 template <typename T> T __shfl_up_sync(unsigned, T x, int by) {

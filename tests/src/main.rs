@@ -36,6 +36,9 @@ struct RunArgs {
     /// Only cases whose name contains this
     #[arg(long, value_name = "SUBSTRING")]
     case: Option<String>,
+    /// Not the cases whose name contains this, repeated for several
+    #[arg(long, value_name = "SUBSTRING")]
+    skip: Vec<String>,
     /// Small shapes and few problems, for compute-sanitizer
     #[arg(long)]
     reduced: bool,
@@ -119,6 +122,7 @@ fn run(args: RunArgs) -> anyhow::Result<bool> {
         suites: args.suites,
         case: args.case,
         exact: args.exact,
+        skip: args.skip,
         reduced: args.reduced,
         seed,
         is_part: args.part,

@@ -23,6 +23,8 @@ pub struct Selection {
     pub case: Option<String>,
     /// Only cases of these very names; none for all.
     pub exact: Vec<String>,
+    /// Not cases whose name contains one of these.
+    pub skip: Vec<String>,
     /// Only small shapes.
     pub reduced: bool,
     /// Seed of all random inputs.
@@ -56,6 +58,7 @@ impl Selection {
         let wanted = |case: &&Case| {
             self.case.as_ref().is_none_or(|part| case.name.contains(part.as_str()))
                 && (self.exact.is_empty() || self.exact.iter().any(|name| name == case.name))
+                && !self.skip.iter().any(|part| case.name.contains(part.as_str()))
         };
         let picked: Vec<_> = suites
             .iter()
@@ -297,6 +300,8 @@ mod tests {
         assert_eq!(names(&graph).unwrap(), ["runtime::graph"]);
         let exact = Selection { exact: vec!["copy".into(), "causal".into()], ..Selection::default() };
         assert_eq!(names(&exact).unwrap(), ["runtime::copy", "flash::causal"]);
+        let skip = Selection { skip: vec!["gra".into(), "caus".into()], ..Selection::default() };
+        assert_eq!(names(&skip).unwrap(), ["runtime::copy"]);
     }
 
     #[test]

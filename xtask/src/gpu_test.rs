@@ -48,8 +48,22 @@ fn run_emulated(args: &Args) -> anyhow::Result<ExitCode> {
     let gpu = EmulatedGpu::build()?;
     let mut command = std::process::Command::new(artifact::program("cuattn-tests", "gpu-suites")?);
     select(gpu.is_seen_by(&mut command)?, args).arg("--reduced");
+    for part in BEYOND_EMULATION {
+        command.args(["--skip", part]);
+    }
     Ok(if succeed(&mut command)? == Outcome::passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
+
+/// Cases of the suite `runtime` that an emulated GPU cannot pass: blocks that run at the same time, kernels with PTX of their own,
+/// cudarc, which calls more of the driver, and pools that keep memory, which here would hide what is used after it was freed.
+const BEYOND_EMULATION: [&str; 6] = [
+    "cluster launch",
+    "cooperative launch",
+    "programmatic dependent launch",
+    "tensor maps are encoded and load their box",
+    "a stream of cudarc",
+    "the pool is reused and counted",
+];
 
 /// Hands on what is to run.
 fn select<'a>(command: &'a mut std::process::Command, args: &Args) -> &'a mut std::process::Command {

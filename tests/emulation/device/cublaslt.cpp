@@ -16,6 +16,7 @@ enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAI
 enum Type { F32 = 0, F16 = 2, BF16 = 14 };
 
 struct Multiplication {
+  uint32_t compute;
   uint32_t transpose_a = 0, transpose_b = 0, epilogue = 1;
   uint64_t bias = 0;
 };
@@ -43,7 +44,7 @@ static void store(uint32_t type, void* to, int64_t at, float x) {
 API size_t cublasLtGetVersion() { return 130000; }
 API uint32_t cublasLtCreate(void** handle) { *handle = new int(0); return SUCCESS; }
 API uint32_t cublasLtDestroy(void* handle) { delete static_cast<int*>(handle); return SUCCESS; }
-API uint32_t cublasLtMatmulDescCreate(void** made, uint32_t, uint32_t) { *made = new Multiplication; return SUCCESS; }
+API uint32_t cublasLtMatmulDescCreate(void** made, uint32_t compute, uint32_t) { *made = new Multiplication{compute}; return SUCCESS; }
 API uint32_t cublasLtMatmulDescDestroy(void* made) { delete static_cast<Multiplication*>(made); return SUCCESS; }
 API uint32_t cublasLtMatmulDescSetAttribute(void* to, uint32_t attribute, const void* value, size_t bytes) {
   Multiplication& of = *static_cast<Multiplication*>(to);
@@ -91,6 +92,11 @@ API uint32_t cublasLtMatmulAlgoGetHeuristic(void*, void* how, void* a, void* b, 
   return SUCCESS;
 }
 
+// An operand as products take it: TF32 keeps ten bits of a fraction.
+constexpr uint32_t COMPUTE_TF32 = 77;
+static double operand(const Multiplication& how, float x) {
+  return how.compute == COMPUTE_TF32 && std::isfinite(x) ? half::of_bits((half::bits_of(x) + 0x1000) & ~0x1fffu) : x;
+}
 static float finished(float x, uint32_t epilogue) {
   if (epilogue & 2) x = x < 0 ? 0.f : x;
   if (epilogue & 32) x = 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * (double)x * x * x)));
@@ -103,11 +109,11 @@ static void multiply(const Multiplication& how, float alpha, const void* a, cons
   for (int32_t batch = 0; batch < of_d.batch; ++batch) {
     const int64_t a_at = batch * of_a.batch_stride, b_at = batch * of_b.batch_stride, d_at = batch * of_d.batch_stride;
     for (int64_t k = 0; k < depth; ++k)
-      for (int64_t row = 0; row < rows; ++row) left[k * rows + row] = load(of_a.type, a, a_at + (how.transpose_a ? row * of_a.leading + k : k * of_a.leading + row));
+      for (int64_t row = 0; row < rows; ++row) left[k * rows + row] = operand(how, load(of_a.type, a, a_at + (how.transpose_a ? row * of_a.leading + k : k * of_a.leading + row)));
     for (int64_t column = 0; column < columns; ++column) {
       std::fill(sums.begin(), sums.end(), 0.0);
       for (int64_t k = 0; k < depth; ++k) {
-        const double x = load(of_b.type, b, b_at + (how.transpose_b ? k * of_b.leading + column : column * of_b.leading + k));
+        const double x = operand(how, load(of_b.type, b, b_at + (how.transpose_b ? k * of_b.leading + column : column * of_b.leading + k)));
         for (int64_t row = 0; row < rows; ++row) sums[row] += left[k * rows + row] * x;
       }
       for (int64_t row = 0; row < rows; ++row) {

@@ -78,16 +78,17 @@ struct Event {
   Clock::time_point at;
 };
 struct Pool {
-  size_t used = 0;
-};
-struct LoadedModule {
-  void* library;
-  const machine::Module* module;
+  size_t used = 0, reserved = 0;
 };
 struct Function {
   const machine::Entry* entry;
   const machine::Module* module;
   int shared_limit = 48 << 10;
+};
+struct LoadedModule {
+  void* library;
+  const machine::Module* module;
+  std::map<std::string, Function> functions;  // those that were asked for
 };
 struct Allocation {
   void* mapped;
@@ -219,11 +220,16 @@ API cuMemPoolDestroy(void* pool) { (void)pool; return SUCCESS; }  // what was al
 API cuMemPoolSetAttribute(void*, int, void*) { return SUCCESS; }
 API cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
   ONE_AT_A_TIME;
-  const bool is_bytes = attribute == 5 || attribute == 7;
-  *static_cast<unsigned long long*>(value) = is_bytes ? static_cast<Pool*>(pool)->used : 0;
+  const Pool& of = *static_cast<Pool*>(pool);
+  *static_cast<unsigned long long*>(value) = attribute == 5 ? of.reserved : attribute == 7 ? of.used : 0;
   return SUCCESS;
 }
-API cuMemPoolTrimTo(void*, size_t) { return SUCCESS; }
+API cuMemPoolTrimTo(void* pool, size_t kept) {
+  ONE_AT_A_TIME;
+  Pool& of = *static_cast<Pool*>(pool);
+  of.reserved = std::min(of.reserved, std::max(of.used, kept));
+  return SUCCESS;
+}
 
 // A block whose end, as nearly as its alignment allows, is the end of what may be touched.
 static int allocate(Address* address, size_t bytes, Pool* pool) {
@@ -240,7 +246,10 @@ static int allocate(Address* address, size_t bytes, Pool* pool) {
   *address = reinterpret_cast<Address>(begin);
   allocations[*address] = {mapped, usable + 2 * page, bytes, pool};
   allocated += bytes;
-  if (pool != nullptr) pool->used += bytes;
+  if (pool != nullptr) {
+    pool->used += bytes;
+    pool->reserved = std::max(pool->reserved, pool->used);
+  }
   return SUCCESS;
 }
 static int release(Address address) {
@@ -322,7 +331,7 @@ API cuModuleLoadData(void** module, const void* image) {
   if (library == nullptr) return INVALID_IMAGE;
   const auto* exported = static_cast<const machine::Module*>(dlsym(library, "emulated_module"));
   if (exported == nullptr) return INVALID_IMAGE;
-  *module = new LoadedModule{library, exported};
+  *module = new LoadedModule{library, exported, {}};
   return SUCCESS;
 }
 API cuModuleUnload(void* module) {
@@ -334,17 +343,17 @@ API cuModuleUnload(void* module) {
 }
 API cuModuleGetFunction(void** function, void* module, const char* name) {
   ONE_AT_A_TIME;
-  const machine::Module* const in = static_cast<LoadedModule*>(module)->module;
-  for (int i = 0; i < in->count; ++i)
-    if (std::strcmp(in->entries[i].name, name) == 0) {
-      *function = new Function{&in->entries[i], in};
+  LoadedModule& loaded = *static_cast<LoadedModule*>(module);
+  for (int i = 0; i < loaded.module->count; ++i)
+    if (std::strcmp(loaded.module->entries[i].name, name) == 0) {
+      *function = &loaded.functions.try_emplace(name, Function{&loaded.module->entries[i], loaded.module}).first->second;
       return SUCCESS;
     }
   return NOT_FOUND;
 }
 API cuFuncGetAttribute(int* value, int attribute, void* function) {
   switch (attribute) {
-    case 0: *value = 1024; break;
+    case 0: *value = static_cast<Function*>(function)->entry->threads; break;
     case 4: *value = 64; break;
     case 8: *value = static_cast<Function*>(function)->shared_limit; break;
     default: *value = 0;
@@ -392,7 +401,7 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** argument
   const Function& kernel = *static_cast<Function*>(function);
   const machine::Dim3 grid = config->grid, block = config->block;
   const unsigned long long threads = (unsigned long long)block.x * block.y * block.z, blocks = (unsigned long long)grid.x * grid.y * grid.z;
-  if (threads == 0 || threads > 1024 || blocks == 0 || grid.y > 65535 || grid.z > 65535 || (int)config->shared_bytes > kernel.shared_limit) return INVALID_VALUE;
+  if (threads == 0 || threads > (unsigned)kernel.entry->threads || blocks == 0 || grid.y > 65535 || grid.z > 65535 || (int)config->shared_bytes > kernel.shared_limit) return INVALID_VALUE;
   for (unsigned i = 0; i < config->attribute_count; ++i) {
     int id;
     std::memcpy(&id, static_cast<const char*>(config->attributes) + 72 * i, sizeof id);

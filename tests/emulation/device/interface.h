@@ -17,6 +17,7 @@ struct Entry {
   const char* name;
   const unsigned* sizes;  // of its parameters, in bytes
   int parameters;
+  int threads;            // of a block, at most
   void (*enter)();        // one thread
   void*** arguments;      // where `enter` finds them
 };

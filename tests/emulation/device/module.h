@@ -11,7 +11,7 @@ template <typename... A, void (*kernel)(A...)> struct Kernel<kernel> {
 
   template <size_t... I> static void call(std::index_sequence<I...>) { kernel(*static_cast<A*>(arguments[I])...); }
   static void enter() { call(std::index_sequence_for<A...>()); }
-  static Entry entry(const char* name) { return {name, sizes, sizeof...(A), enter, &arguments}; }
+  static Entry entry(const char* name, int threads) { return {name, sizes, sizeof...(A), threads, enter, &arguments}; }
 };
 
 static const char* launch(const Entry& entry, const Launch& launch, void** arguments) {

@@ -20,12 +20,20 @@ struct Program {
 
 API int nvrtcVersion(int* major, int* minor) { *major = 13, *minor = 0; return SUCCESS; }
 API const char* nvrtcGetErrorString(int result) { return result == SUCCESS ? "NVRTC_SUCCESS" : result == COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_INTERNAL_ERROR"; }
-API int nvrtcCreateProgram(Program** program, const char* text, const char*, int, const char* const*, const char* const*) {
-  *program = new Program{text, "", ""};
+API int nvrtcCreateProgram(Program** program, const char* text, const char* name, int, const char* const*, const char* const*) {
+  *program = new Program{"#line 1 \"" + std::string(name) + "\"\n" + text, "", ""};
   return SUCCESS;
 }
 API int nvrtcDestroyProgram(Program** program) { delete *program; *program = nullptr; return SUCCESS; }
-API int nvrtcCompileProgram(Program* program, int, const char* const*) {
+API int nvrtcCompileProgram(Program* program, int options, const char* const* option) {
+  // Of options only definitions concern a C++ compiler.
+  for (int i = options - 1; i >= 0; --i) {
+    if (std::strncmp(option[i], "-D", 2) != 0) continue;
+    std::string definition = option[i] + 2;
+    const size_t equal = definition.find('=');
+    if (equal != std::string::npos) definition[equal] = ' ';
+    program->text.insert(0, "#define " + definition + "\n");
+  }
   const char* compiler = std::getenv("CUATTN_EMULATED_COMPILER");
   if (compiler == nullptr) {
     program->log = "CUATTN_EMULATED_COMPILER is not set";

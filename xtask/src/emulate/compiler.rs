@@ -49,22 +49,29 @@ pub(super) fn folder() -> PathBuf {
 
 /// An assembled source as C++: the files of `ptx/` are replaced by those of `tests/emulation`, between the machine and `end`.
 pub(super) fn emulated(assembled: &str, end: &str) -> String {
-    let mut file = "";
+    let (mut file, mut line_number, mut kernels) = ("", 1, 0);
     let mut lines = vec!["#include \"machine.h\"".to_owned()];
     // The last piece of a file comes when everything that it includes stands there.
     let pieces: HashMap<_, _> =
-        assembled.lines().enumerate().filter_map(|(number, line)| Some((line_directive(line)?, number))).collect();
+        assembled.lines().enumerate().filter_map(|(number, line)| Some((line_directive(line)?.1, number))).collect();
     for (number, line) in assembled.lines().enumerate() {
-        if let Some(path) = line_directive(line) {
-            file = path;
+        if let Some((next, path)) = line_directive(line) {
+            (line_number, file) = (next, path);
             if !file.starts_with("ptx/") {
                 lines.push(line.to_owned());
             } else if pieces.get(file) == Some(&number) {
                 lines.push(format!("#include \"{}.h\"", file.trim_end_matches(".cuh")));
             }
-        } else if !file.starts_with("ptx/") {
+            continue;
+        }
+        if !file.starts_with("ptx/") {
+            if line.starts_with(DECLARATION) {
+                lines.push(format!("#define HAS_KERNEL_{kernels}\n#line {line_number} \"{file}\""));
+                kernels += 1;
+            }
             lines.push(translated(line));
         }
+        line_number += 1;
     }
     lines.push(end.to_owned());
     lines.join("\n")
@@ -72,44 +79,52 @@ pub(super) fn emulated(assembled: &str, end: &str) -> String {
 
 /// The same as a module for the emulated driver, which has to be told the kernels in it: those that conditions leave there.
 pub(super) fn emulated_module(assembled: &str) -> String {
-    let declarations = assembled.split_inclusive(DECLARATION);
-    let (mut text, mut end) = (String::new(), String::from("#include \"device/module.h\"\nstatic const machine::Entry kernels_of_module[] = {\n"));
-    let mut names: Vec<_> = declarations.clone().skip(1).map(kernel_name).collect();
-    names.push(None);
-    for (piece, name) in declarations.zip(names) {
-        let Some(name) = name else {
-            text += piece;
-            continue;
-        };
-        // At the end of the line before.
-        let line = piece.rfind('\n').map_or(0, |at| at + 1);
-        text += &format!("{}#define HAS_{name}\n{}", &piece[..line], &piece[line..]);
-        end += &format!("#ifdef HAS_{name}\nmachine::Kernel<{name}>::entry(\"{name}\"),\n#endif\n");
-    }
-    emulated(&text, &format!("{end}}};\nEXPORT_MODULE(kernels_of_module)\n"))
+    let declarations =
+        assembled.match_indices(DECLARATION).filter(|&(at, _)| at == 0 || assembled.as_bytes()[at - 1] == b'\n');
+    let entries: String = declarations
+        .enumerate()
+        .filter_map(|(number, (at, _))| {
+            let (name, threads) = kernel(&assembled[at + DECLARATION.len()..])?;
+            let entry = format!("machine::Kernel<{name}>::entry(\"{name}\", {threads}),");
+            Some(format!("#ifdef HAS_KERNEL_{number}\n{entry}\n#endif\n"))
+        })
+        .collect();
+    emulated(
+        assembled,
+        &format!(
+            "#include \"device/module.h\"\nstatic const machine::Entry kernels_of_module[] = {{\n{entries}}};\n\
+             EXPORT_MODULE(kernels_of_module)\n"
+        ),
+    )
 }
 
-/// How kernels begin.
+/// How the line of a kernel begins.
 const DECLARATION: &str = "extern \"C\" __global__ void ";
 
-/// The name before the parameters; launch bounds may stand before it, with parentheses of their own.
-fn kernel_name(declaration: &str) -> Option<&str> {
+/// A kernel's name, and how many threads its blocks may have: `__launch_bounds__(threads, ...) name(parameters`.
+fn kernel(declaration: &str) -> Option<(&str, &str)> {
     let (name, rest) = declaration.split_once('(')?;
-    let name = name.trim();
-    if name != "__launch_bounds__" {
-        return Some(name);
+    if name.trim() != "__launch_bounds__" {
+        return Some((name.trim(), "1024"));
     }
-    let mut depth = 1;
-    let end = rest.find(|c| {
-        depth += i32::from(c == '(') - i32::from(c == ')');
-        depth == 0
-    })?;
-    kernel_name(&rest[end + 1..])
+    // A comma or a parenthesis that belongs to no other.
+    let outermost = |wanted: [char; 2]| {
+        let mut depth = 0;
+        move |c| {
+            let found = depth == 0 && wanted.contains(&c);
+            depth += i32::from(c == '(') - i32::from(c == ')');
+            found
+        }
+    };
+    let threads = &rest[..rest.find(outermost([',', ')']))?];
+    let end = rest.find(outermost([')', ')']))?;
+    Some((rest[end + 1..].split_once('(')?.0.trim(), threads.trim()))
 }
 
-/// The file of a `#line` directive.
-fn line_directive(line: &str) -> Option<&str> {
-    line.strip_prefix("#line ")?.split('"').nth(1)
+/// Number and file of a `#line` directive.
+fn line_directive(line: &str) -> Option<(usize, &str)> {
+    let (number, file) = line.strip_prefix("#line ")?.split_once(' ')?;
+    Some((number.parse().ok()?, file.trim_matches('"')))
 }
 
 /// What a C++ compiler does not know: unrolling, and shared memory whose size the launch decides.
@@ -153,24 +168,27 @@ mod tests {
 
     #[test]
     fn a_module_names_its_kernels() {
-        let text = "#if A\nextern \"C\" __global__ void __launch_bounds__(32 * (WARPS + 1), 2)\n  first(int x) {}\n#endif\n\
+        let text = "#line 7 \"a.cu\"\n#if A\nextern \"C\" __global__ void __launch_bounds__(32 * (WARPS + 1), 2)\n  first(int x) {}\n#endif\n\
                     extern \"C\" __global__ void second() {}\n";
         insta::assert_snapshot!(emulated_module(text), @r#"
         #include "machine.h"
+        #line 7 "a.cu"
         #if A
-        #define HAS_first
+        #define HAS_KERNEL_0
+        #line 8 "a.cu"
         extern "C" __global__ void __launch_bounds__(32 * (WARPS + 1), 2)
           first(int x) {}
         #endif
-        #define HAS_second
+        #define HAS_KERNEL_1
+        #line 11 "a.cu"
         extern "C" __global__ void second() {}
         #include "device/module.h"
         static const machine::Entry kernels_of_module[] = {
-        #ifdef HAS_first
-        machine::Kernel<first>::entry("first"),
+        #ifdef HAS_KERNEL_0
+        machine::Kernel<first>::entry("first", 32 * (WARPS + 1)),
         #endif
-        #ifdef HAS_second
-        machine::Kernel<second>::entry("second"),
+        #ifdef HAS_KERNEL_1
+        machine::Kernel<second>::entry("second", 1024),
         #endif
         };
         EXPORT_MODULE(kernels_of_module)

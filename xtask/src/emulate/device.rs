@@ -38,7 +38,12 @@ impl EmulatedGpu {
             let text = folder().join("device").join(text);
             let name = format!("-Wl,-soname,{library}");
             let output = compiler.compile(&text, &fresh, &["-shared", "-fPIC", "-fvisibility=hidden", &name])?;
-            ensure!(output.status.success(), "{} does not compile:\n{}", text.display(), String::from_utf8_lossy(&output.stderr));
+            ensure!(
+                output.status.success(),
+                "{} does not compile:\n{}",
+                text.display(),
+                String::from_utf8_lossy(&output.stderr)
+            );
             fs::rename(&fresh, to.join(library)).with_context(|| format!("cannot put {library} in place"))?;
         }
         Ok(Self { folder: to })
@@ -90,10 +95,12 @@ pub(crate) fn make_module(args: ModuleArgs) -> anyhow::Result<ExitCode> {
     let Some(compiler) = Compiler::find() else { bail!(NO_COMPILER) };
     let text = fs::read_to_string(&args.text).with_context(|| format!("cannot read {}", args.text.display()))?;
     let translated = args.text.with_extension("cpp");
-    fs::write(&translated, emulated_module(&text))
-        .with_context(|| format!("cannot write {}", translated.display()))?;
-    let output =
-        compiler.compile(&translated, &args.library, &["-shared", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-s"]);
+    fs::write(&translated, emulated_module(&text)).with_context(|| format!("cannot write {}", translated.display()))?;
+    let output = compiler.compile(
+        &translated,
+        &args.library,
+        &["-shared", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-s"],
+    );
     let kept = env::var_os("CUATTN_EMULATED_KEEP").is_some();
     if !kept {
         let _ = fs::remove_file(&translated);
