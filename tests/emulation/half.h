@@ -16,17 +16,12 @@ inline float f16_to_f32(unsigned short x) {
 }
 // To the nearest, ties to even.
 inline unsigned short f32_to_f16(float x) {
-  const unsigned short sign = bits_of(x) >> 16 & 0x8000;
-  if (x != x) return 0x7fff;
+  const unsigned bits = bits_of(x), sign = bits >> 16 & 0x8000;
   const float magnitude = std::fabs(x);
+  if (x != x) return 0x7fff;
   if (magnitude >= 65520.f) return sign | 0x7c00;
-  int exponent = 0;
-  std::frexp(magnitude, &exponent);
-  const int step = exponent - 11 < -24 ? -24 : exponent - 11;
-  const float rounded = std::ldexp(std::nearbyint(std::ldexp(magnitude, -step)), step);
-  std::frexp(rounded, &exponent);
-  if (rounded == 0.f || exponent - 11 < -24) return sign | (unsigned short)std::ldexp(rounded, 24);
-  return sign | (unsigned short)((exponent + 14) << 10) | ((unsigned short)std::ldexp(rounded, 11 - exponent) & 0x3ff);
+  if (magnitude < 0x1p-14f) return sign | (unsigned)std::nearbyint(magnitude * 0x1p24f);  // a subnormal, or the least that is none
+  return sign | (((bits & 0x7fffffff) + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10);
 }
 inline float bf16_to_f32(unsigned short x) { return of_bits((unsigned)x << 16); }
 inline unsigned short f32_to_bf16(float x) {

@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
+use crate::emulate::EmulatedGpu;
 use crate::gpu_report::path_for;
 use crate::step::{Outcome, command_line, succeed};
 use crate::table::table;
@@ -26,6 +27,9 @@ pub(crate) struct Args {
     /// Computes on the host even where there is a GPU
     #[arg(long)]
     host: bool,
+    /// Computes with the kernels on a GPU that this machine's processor plays; needs a C++ compiler, no GPU
+    #[arg(long, conflicts_with_all = ["bundle", "import", "host"])]
+    emulated: bool,
     /// The version of ONNX Runtime
     #[arg(long, value_name = "VERSION", default_value = RUNTIME)]
     onnxruntime: String,
@@ -59,12 +63,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}\nkept as {}", read.table(), keep(&read, report)?.display());
         return Ok(ExitCode::SUCCESS);
     }
-    Ok(run_here(&args, true)?.told())
+    Ok(run_here(&args, !args.emulated)?.told())
 }
 
 /// The whole of it on the host, as a step of `ci`, which leaves the kept reports alone.
 pub(crate) fn check() -> anyhow::Result<Outcome> {
-    run_here(&Args { bundle: None, import: None, host: true, onnxruntime: RUNTIME.to_owned(), seed: None }, false)
+    let runtime = RUNTIME.to_owned();
+    run_here(&Args { bundle: None, import: None, host: true, emulated: false, onnxruntime: runtime, seed: None }, false)
 }
 
 /// Runs the cases on this machine; a run that passed is kept as a report where `kept` says so.
@@ -76,9 +81,13 @@ fn run_here(args: &Args, kept: bool) -> anyhow::Result<Outcome> {
             return Ok(Outcome::NotRun(format!("onnx-test: there is no Python with ONNX Runtime: {error:#}")));
         }
     };
-    let host = args.host || !curt::probe().has_gpu();
+    let host = args.host || (!args.emulated && !curt::probe().has_gpu());
     let library = artifact::shared_library("cuattn-ort", "cuattn_ort")?;
-    let report = folder.join(if host { "report-host.json" } else { "report.json" });
+    let report = folder.join(match (host, args.emulated) {
+        (true, _) => "report-host.json",
+        (_, true) => "report-emulated.json",
+        _ => "report.json",
+    });
     let _ = fs::remove_file(&report);
     let mut command = Command::new(&python);
     command.arg("-B").arg(scripts().join("run.py")).arg("--plugin").arg(&library).arg("--out").arg(&report);
@@ -90,6 +99,9 @@ fn run_here(args: &Args, kept: bool) -> anyhow::Result<Outcome> {
         command.env(HOST_VARIABLE, "1");
     } else {
         command.env_remove(HOST_VARIABLE);
+    }
+    if args.emulated {
+        EmulatedGpu::build()?.is_seen_by(&mut command)?;
     }
     let outcome = succeed(&mut command)?;
     if report.is_file() {

@@ -20,22 +20,30 @@ struct Operand {
     return ProductElement::load(shared_at<u16>(machine::swizzled(address)));
   }
 };
-// Row and column of accumulator i.
-DEVICE int row_of(int i) { return (threadIdx.x / 32 % 4) * 16 + machine::lane() / 4 + (i / 2 % 2) * 8; }
-DEVICE int column_of(int i) { return i / 4 * 8 + machine::lane() % 4 * 2 + i % 2; }
+// The accumulators of a lane: rows of 8 apart in a warp's 16, in each eight columns two beside each other.
+template <int N, typename Left> void add_products(float (&d)[N], const Left& left, u32 b, bool is_transposed, int accumulate) {
+  const Operand right(b);
+  for (int tile = 0; tile < N / 4; ++tile)
+    for (int e = 0; e < 2; ++e) {
+      const int column = tile * 8 + machine::lane() % 4 * 2 + e;
+      float of_column[16];
+      for (int k = 0; k < 16; ++k) of_column[k] = is_transposed ? right.at(column, k) : right.at(k, column);
+      for (int r = 0; r < 2; ++r) {
+        float& sum = d[tile * 4 + r * 2 + e];
+        if (!accumulate) sum = 0.f;
+        for (int k = 0; k < 16; ++k) sum += left[r][k] * of_column[k];
+      }
+    }
+}
 
 template <int N> void wgmma_ab(float (&d)[N], u32 a, u32 b, int accumulate) {
-  const Operand left(a), right(b);
-  for (int i = 0; i < N; ++i) {
-    if (!accumulate) d[i] = 0.f;
-    for (int k = 0; k < 16; ++k) d[i] += left.at(row_of(i), k) * right.at(column_of(i), k);
-  }
+  const Operand operand(a);
+  float left[2][16];
+  for (int r = 0; r < 2; ++r)
+    for (int k = 0; k < 16; ++k) left[r][k] = operand.at(threadIdx.x / 32 % 4 * 16 + r * 8 + machine::lane() / 4, k);
+  add_products(d, left, b, true, accumulate);
 }
 template <int N> void wgmma_rb(float (&d)[N], const u32 (&a)[4], u32 b, int accumulate) {
   const OperandRows rows(a);
-  const Operand right(b);
-  for (int i = 0; i < N; ++i) {
-    if (!accumulate) d[i] = 0.f;
-    for (int k = 0; k < 16; ++k) d[i] += rows.at[i / 2 % 2][k] * right.at(k, column_of(i));
-  }
+  add_products(d, rows.at, b, false, accumulate);
 }
