@@ -7,6 +7,7 @@
 // depends on it lacks a barrier.
 #pragma once
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -15,7 +16,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <unordered_map>
@@ -44,10 +44,19 @@ constexpr int STACK_BYTES = 128 << 10;
 struct Thread {
   ucontext_t begin;
   jmp_buf place;  // where it waits: unlike contexts, jumps ask the kernel for nothing
-  std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
   bool has_begun = false, is_done = false;
 };
 inline std::vector<Thread> threads;
+
+// Of a block's threads. The pages that nobody touches cost nothing.
+struct Stacks {
+  static constexpr size_t BYTES = (size_t)1024 * STACK_BYTES;
+  char* const base = static_cast<char*>(mmap(nullptr, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+
+  ~Stacks() { munmap(base, BYTES); }
+  char* of(int thread) const { return base + (size_t)thread * STACK_BYTES; }
+};
+inline const Stacks stacks;
 inline jmp_buf scheduler;
 inline unsigned long events = 0;  // anything that somebody may wait for
 inline bool takes_any_order = false;
@@ -151,10 +160,11 @@ inline void run_block(void (*entry)()) {
   for (auto& barrier : barriers) barrier = {};
   warps.assign((blockDim.x + 31) / 32, {});
   threads.resize(blockDim.x);
-  for (auto& thread : threads) {
+  for (unsigned number = 0; number < blockDim.x; ++number) {
+    Thread& thread = threads[number];
     thread.has_begun = thread.is_done = false;
     getcontext(&thread.begin);
-    thread.begin.uc_stack.ss_sp = thread.stack.get();
+    thread.begin.uc_stack.ss_sp = stacks.of(number);
     thread.begin.uc_stack.ss_size = STACK_BYTES;
     thread.begin.uc_link = nullptr;
     makecontext(&thread.begin, run_thread, 0);

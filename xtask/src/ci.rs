@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use crate::cargo_deny::CargoDeny;
 use crate::step::{Outcome, Steps, succeed};
-use crate::{emulate, gpu_report, kernels, nvrtc, onnx_test, repository, tidy};
+use crate::{emulate, gpu_report, gpu_test, kernels, nvrtc, onnx_test, repository, tidy};
 
 /// Runs every check that needs no GPU: what a pull request must pass
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,9 @@ enum Check {
     Kernels,
     /// Kernels' text on this machine's processor, against float64
     Emulation,
-    /// ONNX's attention cases through ONNX Runtime with the plugin, on the host
+    /// The parity suites, reduced, on a GPU that this machine's processor plays
+    EmulatedGpu,
+    /// ONNX's attention cases through ONNX Runtime with the plugin, on the host and on such a GPU
     Onnx,
 }
 
@@ -77,7 +79,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             }
             Check::Kernels => steps.run("compile suite", kernels::check),
             Check::Emulation => steps.run("emulation", emulate::check),
-            Check::Onnx => steps.run("ONNX on the host", onnx_test::check),
+            Check::EmulatedGpu => steps.run("suites, emulated", gpu_test::check_emulated),
+            Check::Onnx => {
+                steps.run("ONNX on the host", onnx_test::check);
+                steps.run("ONNX, emulated", onnx_test::check_emulated);
+            }
         }
     }
     println!("\n{}", steps.table());

@@ -43,15 +43,34 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What an emulated GPU passes says nothing of a device, so there is no report.
 fn run_emulated(args: &Args) -> anyhow::Result<ExitCode> {
+    Ok(on_emulated_gpu(args)?.told())
+}
+
+/// The reduced suites on an emulated GPU, as a step of `ci`: always the same problems, so that a second run finds its kernels compiled.
+pub(crate) fn check_emulated() -> anyhow::Result<Outcome> {
+    if let Some(why) = EmulatedGpu::is_impossible() {
+        return Ok(Outcome::NotRun(why));
+    }
+    on_emulated_gpu(&Args {
+        bundle: None,
+        suites: Vec::new(),
+        case: None,
+        seed: Some(1),
+        sanitize: false,
+        emulated: true,
+    })
+}
+
+/// What an emulated GPU passes says nothing of a device, so there is no report.
+fn on_emulated_gpu(args: &Args) -> anyhow::Result<Outcome> {
     let gpu = EmulatedGpu::build()?;
     let mut command = std::process::Command::new(artifact::program("cuattn-tests", "gpu-suites")?);
     select(gpu.is_seen_by(&mut command)?, args).arg("--reduced");
     for part in BEYOND_EMULATION {
         command.args(["--skip", part]);
     }
-    Ok(if succeed(&mut command)? == Outcome::passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    succeed(&mut command)
 }
 
 /// Cases of the suite `runtime` that an emulated GPU cannot pass: blocks that run at the same time, kernels with PTX of their own,

@@ -68,8 +68,20 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The whole of it on the host, as a step of `ci`, which leaves the kept reports alone.
 pub(crate) fn check() -> anyhow::Result<Outcome> {
+    check_on(false)
+}
+
+/// The same with kernels, on an emulated GPU.
+pub(crate) fn check_emulated() -> anyhow::Result<Outcome> {
+    if let Some(why) = EmulatedGpu::is_impossible() {
+        return Ok(Outcome::NotRun(why));
+    }
+    check_on(true)
+}
+
+fn check_on(emulated: bool) -> anyhow::Result<Outcome> {
     let runtime = RUNTIME.to_owned();
-    run_here(&Args { bundle: None, import: None, host: true, emulated: false, onnxruntime: runtime, seed: None }, false)
+    run_here(&Args { bundle: None, import: None, host: !emulated, emulated, onnxruntime: runtime, seed: None }, false)
 }
 
 /// Runs the cases on this machine; a run that passed is kept as a report where `kept` says so.
@@ -101,11 +113,14 @@ fn run_here(args: &Args, kept: bool) -> anyhow::Result<Outcome> {
         command.env_remove(HOST_VARIABLE);
     }
     if args.emulated {
-        EmulatedGpu::build()?.is_seen_by(&mut command)?;
+        EmulatedGpu::build()?.is_seen_by(&mut command)?.arg("--no-times");
     }
     let outcome = succeed(&mut command)?;
     if report.is_file() {
-        let read = Report::read(&report)?;
+        let mut read = Report::read(&report)?;
+        if args.emulated {
+            "an emulated GPU".clone_into(&mut read.device);
+        }
         println!("{}", read.table());
         if kept && outcome == Outcome::passed() && args.onnxruntime == RUNTIME {
             println!("kept as {}", keep(&read, &report)?.display());

@@ -31,7 +31,6 @@ static const char* launch(const Entry& entry, const Launch& launch, void** argum
       blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
       run_block(entry.enter);
     }
-  threads.clear();
   return failure[0] != 0 ? failure : nullptr;
 }
 

@@ -49,6 +49,11 @@ impl EmulatedGpu {
         Ok(Self { folder: to })
     }
 
+    /// Why there is none on this machine, where there is none.
+    pub(crate) fn is_impossible() -> Option<String> {
+        Compiler::find().is_none().then(|| NO_COMPILER.to_owned())
+    }
+
     /// Has a command see the emulated GPU and no other.
     pub(crate) fn is_seen_by<'a>(&self, command: &'a mut Command) -> anyhow::Result<&'a mut Command> {
         let compiler = env::current_exe().context("where this program is cannot be found out")?;
