@@ -26,6 +26,9 @@ pub(crate) struct EmulatedGpu {
 impl EmulatedGpu {
     /// Builds what is missing, which takes a few seconds.
     pub(crate) fn build() -> anyhow::Result<Self> {
+        if let Some(why) = Self::is_impossible() {
+            bail!(why);
+        }
         let Some(compiler) = Compiler::find() else { bail!(NO_COMPILER) };
         // Modules are kept with their libraries, so both are those of one text.
         let to = repository::target()?.join("emulated-gpu").join(&text_hash(&compiler)?[..16]);
@@ -51,6 +54,9 @@ impl EmulatedGpu {
 
     /// Why there is none on this machine, where there is none.
     pub(crate) fn is_impossible() -> Option<String> {
+        if !cfg!(target_os = "linux") {
+            return Some("the emulated GPU is made of Linux libraries".to_owned());
+        }
         Compiler::find().is_none().then(|| NO_COMPILER.to_owned())
     }
 
