@@ -81,7 +81,9 @@ pub(crate) fn check_emulated() -> anyhow::Result<Outcome> {
 
 fn check_on(emulated: bool) -> anyhow::Result<Outcome> {
     let runtime = RUNTIME.to_owned();
-    run_here(&Args { bundle: None, import: None, host: !emulated, emulated, onnxruntime: runtime, seed: None }, false)
+    // Always the same inputs: a run of `ci` that fails fails again.
+    let seed = Some(1);
+    run_here(&Args { bundle: None, import: None, host: !emulated, emulated, onnxruntime: runtime, seed }, false)
 }
 
 /// Runs the cases on this machine; a run that passed is kept as a report where `kept` says so.
