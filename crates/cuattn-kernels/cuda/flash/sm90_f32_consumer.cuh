@@ -164,11 +164,13 @@ struct Consumer {
   }
 
   DEVICE void release_k(int keys, bool is_final) const {
-    if (!is_leader()) return;
-    mbarrier_arrive(block.shared.k_empty(keys));
+    if (is_leader()) mbarrier_arrive(block.shared.k_empty(keys));
     if (is_final) release_q();
   }
-  DEVICE void release_q() const { mbarrier_arrive(block.shared.q_empty(0, group)); }
+  DEVICE void release_q() const {
+    __syncwarp();  // of a tile without keys, every lane must have seen first that its queries are there
+    if (is_leader()) mbarrier_arrive(block.shared.q_empty(0, group));
+  }
 
   // A block that none of the warpgroup's rows sees. Released only once it has landed, or a phase of its barriers could be counted twice.
   DEVICE void pass_over(u32 at) const {
@@ -201,8 +203,7 @@ struct Consumer {
 #pragma unroll 1
     for (; n >= first && n * BLOCK_KEYS >= any_end; --n) pass_over(place_of(n, last));
     if (n < first) {
-      __syncwarp();
-      if (is_leader()) release_q();
+      release_q();
       return false;
     }
     o.clear();
@@ -265,8 +266,7 @@ struct Consumer {
         empty = !multiply(record, units.score);
         blocks_before += warp_uniform(record.end_block - record.first_block);
       } else {
-        __syncwarp();  // every lane must have seen first that the queries are there
-        if (is_leader()) release_q();
+        release_q();
       }
       if (empty) epilogue<true>(record, units);
       else epilogue<false>(record, units);
