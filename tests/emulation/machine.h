@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "device/interface.h"
+#include "half.h"
 
 #define __device__
 #define __forceinline__ inline
@@ -207,8 +208,8 @@ inline unsigned swizzled(unsigned address) { return address ^ ((address >> 7 & 7
 
 }  // namespace machine
 
-inline unsigned __float_as_uint(float x) { unsigned y; std::memcpy(&y, &x, 4); return y; }
-inline float __uint_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
+inline unsigned __float_as_uint(float x) { return half::bits_of(x); }
+inline float __uint_as_float(unsigned x) { return half::of_bits(x); }
 inline float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
 inline float __fdividef(float a, float b) { return a / b; }
 struct alignas(16) float4 { float x, y, z, w; };

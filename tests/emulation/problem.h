@@ -315,19 +315,9 @@ static void run_blocks(int count, void (*kernel)()) {
 }
 
 #ifdef WARPGROUPS
-// A map of up to five dimensions; those that are not named have one index.
-static TensorMap map(const void* base, int element_bytes, std::vector<u64> extents, std::vector<u64> strides, std::vector<int> box, bool is_swizzled = true) {
-  TensorMap map{};
-  machine::TensorMap& to = map.described;
-  to.base = static_cast<unsigned char*>(const_cast<void*>(base));
-  to.element_bytes = element_bytes;
-  to.is_swizzled = is_swizzled;
-  for (int d = 0; d < 5; ++d) {
-    to.last[d] = d < (int)extents.size() ? extents[d] - 1 : 0;
-    to.box[d] = d < (int)box.size() ? box[d] : 1;
-    if (d < 4) to.strides[d] = d < (int)strides.size() ? strides[d] : 0;
-  }
-  return map;
+static TensorMap map(const void* base, int element_bytes, std::vector<u64> extents, std::vector<u64> strides, std::vector<int> box) {
+  box.resize(extents.size(), 1);
+  return {machine::TensorMap::of(base, element_bytes, extents.size(), extents.data(), strides.data(), box.data(), true)};
 }
 
 // Maps as the engines encode them.

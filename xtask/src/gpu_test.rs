@@ -38,13 +38,9 @@ const RUN: &str = include_str!("gpu_test/run.sh");
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match &args.bundle {
         Some(folder) => bundle(folder),
-        None if args.emulated => run_emulated(&args),
+        None if args.emulated => Ok(on_emulated_gpu(&args)?.told()),
         None => run_here(&args),
     }
-}
-
-fn run_emulated(args: &Args) -> anyhow::Result<ExitCode> {
-    Ok(on_emulated_gpu(args)?.told())
 }
 
 /// The reduced suites on an emulated GPU, as a step of `ci`: always the same problems, so that a second run finds its kernels compiled.

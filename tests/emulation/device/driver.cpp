@@ -29,7 +29,6 @@ enum Result {
   SUCCESS = 0,
   INVALID_VALUE = 1,
   OUT_OF_MEMORY = 2,
-  NOT_INITIALIZED = 3,
   INVALID_CONTEXT = 201,
   INVALID_IMAGE = 200,
   INVALID_DEVICE = 101,
@@ -141,8 +140,6 @@ API cuDeviceGetName(char* name, int size, int) {
   return SUCCESS;
 }
 API cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = gpu().bytes; return SUCCESS; }
-API cuDeviceGetUuid_v2(char* uuid, int) { std::memset(uuid, 1, 16); return SUCCESS; }
-API cuDeviceGetPCIBusId(char* id, int size, int) { std::snprintf(id, size, "0000:00:00.0"); return SUCCESS; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
     case 1: *value = 1024; break;                              // threads of a block
@@ -216,7 +213,7 @@ API cuGraphExecDestroy(void* exec) { delete static_cast<Graph*>(exec); return SU
 API cuGraphDestroy(void* graph) { delete static_cast<Graph*>(graph); return SUCCESS; }
 
 API cuMemPoolCreate(void** pool, const void*) { *pool = new Pool; return SUCCESS; }
-API cuMemPoolDestroy(void* pool) { (void)pool; return SUCCESS; }  // what was allocated from it may live on
+API cuMemPoolDestroy(void*) { return SUCCESS; }  // what was allocated from it may live on
 API cuMemPoolSetAttribute(void*, int, void*) { return SUCCESS; }
 API cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
   ONE_AT_A_TIME;
@@ -402,6 +399,7 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** argument
   const machine::Dim3 grid = config->grid, block = config->block;
   const unsigned long long threads = (unsigned long long)block.x * block.y * block.z, blocks = (unsigned long long)grid.x * grid.y * grid.z;
   if (threads == 0 || threads > (unsigned)kernel.entry->threads || blocks == 0 || grid.y > 65535 || grid.z > 65535 || (int)config->shared_bytes > kernel.shared_limit) return INVALID_VALUE;
+  if (block.y != 1 || block.z != 1) return NOT_SUPPORTED;
   for (unsigned i = 0; i < config->attribute_count; ++i) {
     int id;
     std::memcpy(&id, static_cast<const char*>(config->attributes) + 72 * i, sizeof id);
@@ -432,28 +430,20 @@ API cuEventElapsedTime(float* milliseconds, void* start, void* end) {
   *milliseconds = std::chrono::duration<float, std::milli>(static_cast<Event*>(end)->at - static_cast<Event*>(start)->at).count();
   return SUCCESS;
 }
-API cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
 
 API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const unsigned long long* dims, const unsigned long long* strides,
                            const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int, int) {
   static const int sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
-  machine::TensorMap to{};
   if (rank < 1 || rank > 5 || type < 0 || type > 12 || interleave != 0 || reinterpret_cast<Address>(address) % 16 != 0) return INVALID_VALUE;
   if (swizzle != 0 && swizzle != 3) return NOT_SUPPORTED;
-  to.base = static_cast<unsigned char*>(address);
-  to.element_bytes = sizes[type];
-  to.is_swizzled = swizzle == 3;
-  for (int d = 0; d < 5; ++d) to.box[d] = 1;
   for (unsigned d = 0; d < rank; ++d) {
     if (dims[d] == 0 || dims[d] > 1ull << 32 || box[d] == 0 || box[d] > 256 || element_strides[d] != 1) return INVALID_VALUE;
-    to.last[d] = dims[d] - 1;
-    to.box[d] = box[d];
-    if (d == 0) continue;
-    if (strides[d - 1] % 16 != 0 || strides[d - 1] >= 1ull << 40) return INVALID_VALUE;
-    to.strides[d - 1] = strides[d - 1];
+    if (d > 0 && (strides[d - 1] % 16 != 0 || strides[d - 1] >= 1ull << 40)) return INVALID_VALUE;
   }
-  const unsigned row = box[0] * to.element_bytes;
-  if (row % 16 != 0 || (to.is_swizzled && row > 128)) return INVALID_VALUE;
-  std::memcpy(map, &to, sizeof to);
+  const bool is_swizzled = swizzle == 3;
+  const unsigned row = box[0] * sizes[type];
+  if (row % 16 != 0 || (is_swizzled && row > 128)) return INVALID_VALUE;
+  const auto encoded = machine::TensorMap::of(address, sizes[type], rank, dims, strides, box, is_swizzled);
+  std::memcpy(map, &encoded, sizeof encoded);
   return SUCCESS;
 }

@@ -38,6 +38,19 @@ struct TensorMap {
   unsigned char element_bytes, is_swizzled;
   unsigned unused[14];
 
+  // Of `rank` dimensions; the others have one index. `strides`: of the dimensions after the first.
+  template <typename Box> static TensorMap of(const void* base, int element_bytes, int rank, const unsigned long long* extents, const unsigned long long* strides, const Box* box, bool is_swizzled) {
+    TensorMap map{};
+    map.base = static_cast<unsigned char*>(const_cast<void*>(base));
+    map.element_bytes = element_bytes;
+    map.is_swizzled = is_swizzled;
+    for (int d = 0; d < 5; ++d) {
+      map.last[d] = d < rank ? extents[d] - 1 : 0;
+      map.box[d] = d < rank ? box[d] : 1;
+      if (d > 0 && d < rank) map.strides[d - 1] = strides[d - 1];
+    }
+    return map;
+  }
   unsigned long long stride(int dimension) const { return dimension == 0 ? element_bytes : strides[dimension - 1]; }
   long box_bytes() const { return (long)box[0] * box[1] * box[2] * box[3] * box[4] * element_bytes; }
 };

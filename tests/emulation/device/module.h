@@ -1,5 +1,4 @@
 // Stands after the text of a module: what the driver needs of it. A list of its kernels, made by xtask, follows.
-#include <tuple>
 #include <utility>
 
 namespace machine {

@@ -12,7 +12,7 @@
 
 #define API extern "C" __attribute__((visibility("default")))
 
-enum Result { SUCCESS = 0, INVALID_INPUT = 3, COMPILATION = 6, INTERNAL_ERROR = 11 };
+enum Result { SUCCESS = 0, COMPILATION = 6, INTERNAL_ERROR = 11 };
 
 struct Program {
   std::string text, log, image;

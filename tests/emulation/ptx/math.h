@@ -1,5 +1,4 @@
 #pragma once
-#include "half.h"
 DEVICE float exp2_approx(float x) { return std::exp2(x); }
 DEVICE float log2_approx(float x) { return std::log2(x); }
 DEVICE float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }

@@ -14,14 +14,12 @@ pub(super) struct Compiler {
     pub(super) command: String,
 }
 
-/// What is told where there is none.
-pub(super) const NO_COMPILER: &str =
-    "no C++17 compiler for a Unix was found: install g++ or clang++, or name one in CXX";
-
 impl Compiler {
-    pub(super) fn find() -> Option<Self> {
+    /// The first that there is, or what to do where there is none.
+    pub(super) fn find() -> Result<Self, &'static str> {
+        const NONE: &str = "no C++17 compiler for a Unix was found: install g++ or clang++, or name one in CXX";
         if !cfg!(unix) {
-            return None;
+            return Err(NONE);
         }
         let named = env::var("CXX").ok().filter(|command| !command.is_empty());
         let candidates = named.into_iter().chain(["c++", "g++", "clang++"].map(str::to_owned));
@@ -30,7 +28,7 @@ impl Compiler {
             command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
             command.status().is_ok_and(|status| status.success())
         };
-        candidates.into_iter().find(answers).map(|command| Self { command })
+        candidates.into_iter().find(answers).map(|command| Self { command }).ok_or(NONE)
     }
 
     /// Compiles a kernel's text.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 
-use super::compiler::{Compiler, NO_COMPILER, emulated_module, folder};
+use super::compiler::{Compiler, emulated_module, folder};
 use crate::repository;
 
 /// Libraries by the names under which `curt` looks for them.
@@ -26,10 +26,7 @@ pub(crate) struct EmulatedGpu {
 impl EmulatedGpu {
     /// Builds what is missing, which takes a few seconds.
     pub(crate) fn build() -> anyhow::Result<Self> {
-        if let Some(why) = Self::is_impossible() {
-            bail!(why);
-        }
-        let Some(compiler) = Compiler::find() else { bail!(NO_COMPILER) };
+        let compiler = Self::compiler().map_err(anyhow::Error::msg)?;
         // Modules are kept with their libraries, so both are those of one text.
         let to = repository::target()?.join("emulated-gpu").join(&text_hash(&compiler)?[..16]);
         fs::create_dir_all(&to).with_context(|| format!("cannot make the folder {}", to.display()))?;
@@ -54,10 +51,11 @@ impl EmulatedGpu {
 
     /// Why there is none on this machine, where there is none.
     pub(crate) fn is_impossible() -> Option<String> {
-        if !cfg!(target_os = "linux") {
-            return Some("the emulated GPU is made of Linux libraries".to_owned());
-        }
-        Compiler::find().is_none().then(|| NO_COMPILER.to_owned())
+        Self::compiler().err().map(str::to_owned)
+    }
+
+    fn compiler() -> Result<Compiler, &'static str> {
+        if cfg!(target_os = "linux") { Compiler::find() } else { Err("the emulated GPU is made of Linux libraries") }
     }
 
     /// Has a command see the emulated GPU and no other.
@@ -103,7 +101,7 @@ pub(crate) struct ModuleArgs {
 }
 
 pub(crate) fn make_module(args: ModuleArgs) -> anyhow::Result<ExitCode> {
-    let Some(compiler) = Compiler::find() else { bail!(NO_COMPILER) };
+    let compiler = Compiler::find().map_err(anyhow::Error::msg)?;
     let text = fs::read_to_string(&args.text).with_context(|| format!("cannot read {}", args.text.display()))?;
     let translated = args.text.with_extension("cpp");
     fs::write(&translated, emulated_module(&text)).with_context(|| format!("cannot write {}", translated.display()))?;
@@ -112,10 +110,7 @@ pub(crate) fn make_module(args: ModuleArgs) -> anyhow::Result<ExitCode> {
         &args.library,
         &["-shared", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-s"],
     );
-    let kept = env::var_os("CUATTN_EMULATED_KEEP").is_some();
-    if !kept {
-        let _ = fs::remove_file(&translated);
-    }
+    let _ = fs::remove_file(&translated);
     let output = output?;
     // As NVRTC words it.
     for line in String::from_utf8_lossy(&output.stderr).lines() {

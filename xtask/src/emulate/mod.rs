@@ -25,7 +25,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 
-use crate::emulate::compiler::{Compiler, NO_COMPILER, emulated};
+use crate::emulate::compiler::{Compiler, emulated};
 pub(crate) use crate::emulate::device::{EmulatedGpu, ModuleArgs, make_module};
 use crate::repository;
 use crate::step::Outcome;
@@ -261,8 +261,9 @@ fn random_problem(source: &Source, rng: &mut StdRng) -> String {
 }
 
 fn emulate(kernels: &[Emulated]) -> anyhow::Result<Outcome> {
-    let Some(compiler) = Compiler::find() else {
-        return Ok(Outcome::NotRun(NO_COMPILER.to_owned()));
+    let compiler = match Compiler::find() {
+        Ok(compiler) => compiler,
+        Err(why) => return Ok(Outcome::NotRun(why.to_owned())),
     };
     let folder = repository::target()?.join("emulation");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
